@@ -1,0 +1,1 @@
+"""Tests, one folder per package; `numerics` holds the error metric and the tolerances."""

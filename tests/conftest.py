@@ -1,0 +1,31 @@
+"""Settings that must stand before JAX starts a backend: eight CPU devices and a compilation cache.
+
+Tests run on the CPU unless `JAX_PLATFORMS` says otherwise (`JAX_PLATFORMS=cuda,cpu` for the
+tests marked `gpu`).
+"""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+
+import jax
+import pytest
+
+# Two workers share the cache; JAX locks its files only when a size limit is set.
+CACHE_DIRECTORY = Path(__file__).parent.parent / ".cache" / "jax-tests"
+CACHE_BYTES = 2 * 1024**3
+
+
+def pytest_configure():
+    jax.config.update("jax_compilation_cache_dir", str(CACHE_DIRECTORY))
+    jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def pytest_runtest_setup(item: pytest.Item):
+    if item.get_closest_marker("gpu") and jax.default_backend() != "gpu":
+        pytest.skip("needs a GPU")
