@@ -1,0 +1,33 @@
+# make install | demo | test: each sets up .venv first, and again only when pyproject.toml changed.
+
+PYTHON ?= python3.13 python3.12 python3.11 python3
+INSTALLED := .venv/.installed
+
+.PHONY: install demo test
+
+install: $(INSTALLED)
+
+demo: $(INSTALLED)
+	.venv/bin/minimax-jax generate --model tiny \
+	  --chat "What is 47 + 38?" \
+	  --chat "What is 305 - 128?" \
+	  --chat "What is 7 * 12?" \
+	  --chat "Tom has 14 apples and buys 9 more. How many apples does he have?"
+
+test: $(INSTALLED)
+	.venv/bin/ruff format --check
+	.venv/bin/ruff check
+	.venv/bin/pyright
+	.venv/bin/python -m pytest -n 2 -m "not gpu and not parity"
+
+# The first of the names in PYTHON that runs and is new enough makes the environment.
+$(INSTALLED): pyproject.toml
+	@test -x .venv/bin/pip && exit; \
+	for python in $(PYTHON); do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    exec $$python -m venv .venv; \
+	  fi; \
+	done; \
+	echo "minimax-jax needs Python 3.11 or newer, and none of these is: $(PYTHON)" >&2; exit 1
+	.venv/bin/pip install --quiet --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""How the model learns: supervised fine-tuning, GRPO, evaluation."""

@@ -1,0 +1,1 @@
+"""Who runs when: continuous batching behind gRPC."""
