@@ -3,13 +3,13 @@
     code & 7    0    1    2    3    4    5    6    7
     magnitude   0   0.5   1   1.5   2    3    4    6      bit 3 is the sign, so 8 is -0.0
 
-There is no NaN and no infinity. Two neighbours of the last axis share a byte: the even element is in
-the low nibble, the odd one in the high nibble.
+There is no NaN and no infinity. Two neighbours of the last axis share a byte: the even element is
+in the low nibble, the odd one in the high nibble.
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, UInt8
+from jaxtyping import Array, Float32, UInt8
 
 MAX = 6.0
 

@@ -1,8 +1,8 @@
 """NVFP4: E2M1 elements, one E4M3 scale per 16 of them, one float32 outer scale per matrix.
 
     codes    two E2M1 elements a byte, the even one in the low nibble (see `e2m1`)
-    scale    one E4M3 byte (see `e4m3`) per 16 consecutive elements of the last axis, in the order of
-             the elements, never negative or NaN
+    scale    one E4M3 byte (see `e4m3`) per 16 consecutive elements of the last axis, in the order
+             of the elements, never negative or NaN
     value    e2m1 * scale * outer, or e2m1 * scale / outer for a file whose outer scale divides
 
 Caches use `encode` and `decode` with outer = 1. Weights are an `NVFP4Tensor`. 4.5 bits a value.
@@ -39,8 +39,9 @@ def encode(
 
     amax is *multiplied* by float32(1/6), which is 0.16666667163..., not divided by 6. A scale of 0
     makes all 16 codes 0, -0.0 included; in any other group the sign is kept, so that -0.0 and small
-    negative values become code 8. Bounds, with outer = 1: a group with amax up to 6 * 2^-10 = 0.0059
-    becomes zeros, a value beyond 6 * 448 = 2688 becomes +-2688. NaN makes its group's scale NaN.
+    negative values become code 8. Bounds, with outer = 1: a group with amax up to 6 * 2^-10 =
+    0.0059 becomes zeros, a value beyond 6 * 448 = 2688 becomes +-2688. NaN makes its group's scale
+    NaN.
     """
     if x.shape[-1] % GROUP:
         raise ValueError(f"last axis {x.shape[-1]} is not a multiple of {GROUP}")

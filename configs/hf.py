@@ -1,0 +1,280 @@
+"""`config.json` <-> the fields of `ModelConfig`: reads the released M3 (BF16, MXFP8) and M3.1-Flash files and what transformers writes back.
+
+Source of the keys: spec/model sections 1 and 6. Released files say `sparse_attention_config`, `moe_layer_freq`, `rotary_dim`;
+transformers rewrites them as `index_*`, `layer_types`, `mlp_layer_types` and `rope_parameters`. Both are accepted.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from configs.parts import (
+    AttentionConfig,
+    DrafterConfig,
+    IndexerConfig,
+    MLPConfig,
+    MoEConfig,
+    QuantizationConfig,
+    WeightFormat,
+    check,
+)
+
+if TYPE_CHECKING:
+    from configs.model import ModelConfig
+
+Json = Mapping[str, Any]
+VISION_KEYS = (
+    "vision_config",
+    "image_token_index",
+    "video_token_index",
+    "image_seq_length",
+    "process_image_mode",
+    "projector_hidden_act",
+    "projector_hidden_size",
+    "multimodal_projector_bias",
+    "vision_feature_layer",
+    "vision_feature_select_strategy",
+    "image_grid_pinpoints",
+    "img_token_compression_config",
+)
+PADDED_VOCABULARIES = {200064: 200061}  # the released tokenizer ends at id 200060
+
+
+def read(root: Json, drafter: Json | None) -> dict[str, Any]:
+    """The fields of `ModelConfig` (see `ModelConfig.from_hf`)."""
+    text = root.get("text_config", root)
+    check(isinstance(text, Mapping), "text_config of config.json is not an object")
+    kind = root.get("model_type", "minimax_m3_vl")
+    known = kind in ("minimax_m3_vl", "minimax_m3_vl_text", "minimax_m3")
+    check(known, f"model_type {kind!r} is not a MiniMax-M3 model")
+    tied = bool(text.get("tie_word_embeddings", False))
+    check(not tied, "tie_word_embeddings=true is not supported: M3 has its own lm_head")
+    num_layers = _need(text, "num_hidden_layers")
+    vocab_size = _need(text, "vocab_size")
+    vision = {key: root[key] for key in VISION_KEYS if key in root}
+    return dict(
+        vocab_size=vocab_size,
+        num_tokens=text.get("num_tokens", PADDED_VOCABULARIES.get(vocab_size, vocab_size)),
+        hidden_size=_need(text, "hidden_size"),
+        sparse_layers=_layers(_sparse(text), "sparse_attention_freq", num_layers),
+        moe_layers=_layers(_routed(text, num_layers), "moe_layer_freq", num_layers),
+        max_context=_need(text, "max_position_embeddings"),
+        norm_eps=text.get("rms_norm_eps", 1e-6),
+        attention=_attention(text),
+        indexer=_indexer(text),
+        mlp=MLPConfig(
+            dense_dim=_need(text, "dense_intermediate_size"),
+            alpha=text.get("swiglu_alpha", 1.702),
+            limit=text.get("swiglu_limit", 7.0),
+            beta=text.get("swiglu_beta", 1.0),
+        ),
+        moe=MoEConfig(
+            num_experts=_need(text, "num_local_experts"),
+            experts_per_token=_need(text, "num_experts_per_tok"),
+            expert_dim=_need(text, "intermediate_size"),
+            shared_dim=_need(text, "shared_intermediate_size"),
+            routed_scale=text.get("routed_scaling_factor", 1.0),
+        ),
+        drafter=None if drafter is None else _drafter(drafter),
+        quantization=_quantization(
+            root.get("quantization_config") or text.get("quantization_config")
+        ),
+        vision=json.dumps(vision, sort_keys=True) if vision else "",
+    )
+
+
+def write(config: "ModelConfig") -> dict[str, Any]:
+    """The `config.json` of a model (see `ModelConfig.to_hf`)."""
+    attention, indexer, moe, mlp = config.attention, config.indexer, config.moe, config.mlp
+    sparse = [int(x) for x in config.sparse_layers]
+    text = {
+        "model_type": "minimax_m3_vl_text",
+        "architectures": ["MiniMaxM3SparseForCausalLM"],
+        "vocab_size": config.vocab_size,
+        "num_tokens": config.num_tokens,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "rotary_dim": attention.rotary_dim,
+        "partial_rotary_factor": attention.rotary_dim / attention.head_dim,
+        "rope_theta": attention.rope_theta,
+        "max_position_embeddings": config.max_context,
+        "rms_norm_eps": config.norm_eps,
+        "use_gemma_norm": True,
+        "use_qk_norm": True,
+        "qk_norm_type": "per_head",
+        "attention_output_gate": False,
+        "hidden_act": "swigluoai",
+        "swiglu_alpha": mlp.alpha,
+        "swiglu_limit": mlp.limit,
+        "swiglu_beta": mlp.beta,
+        "intermediate_size": moe.expert_dim,
+        "dense_intermediate_size": mlp.dense_dim,
+        "shared_intermediate_size": moe.shared_dim,
+        "n_shared_experts": 1,
+        "num_local_experts": moe.num_experts,
+        "num_experts_per_tok": moe.experts_per_token,
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+        "routed_scaling_factor": moe.routed_scale,
+        "moe_layer_freq": [int(x) for x in config.moe_layers],
+        "tie_word_embeddings": False,
+        "sparse_attention_config": {
+            "use_sparse_attention": any(config.sparse_layers),
+            "sparse_index_dim": indexer.head_dim,
+            "sparse_num_index_heads": indexer.num_heads,
+            "sparse_topk_blocks": indexer.top_k,
+            "sparse_block_size": indexer.block_size,
+            "sparse_score_type": "max",
+            "sparse_init_block": indexer.init_blocks,
+            "sparse_local_block": indexer.local_blocks,
+            "sparse_attention_freq": sparse,
+            "sparse_disable_index_value": sparse,
+        },
+    }
+    root = {
+        "model_type": "minimax_m3_vl",
+        "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+        "text_config": text,
+        **(json.loads(config.vision) if config.vision else {}),
+    }
+    quantization = _quantization_to_hf(config.quantization)
+    return root | ({"quantization_config": quantization} if quantization else {})
+
+
+def _need(section: Json, key: str) -> Any:
+    check(key in section, f"config.json has no {key}")
+    return section[key]
+
+
+def _attention(text: Json) -> AttentionConfig:
+    head_dim = _need(text, "head_dim")
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    check(kind == "default", f"rope type {kind!r} is not supported: M3 has no rope scaling")
+    written = text.get("rotary_dim")
+    factor = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
+    # transformers reads the factor and ignores rotary_dim, so what it wrote back (`rope_parameters`) decides
+    rotary_dim = written if factor is None else int(head_dim * factor)
+    check(rotary_dim is not None, "config.json has neither rotary_dim nor partial_rotary_factor")
+    agree = written in (None, rotary_dim) or "partial_rotary_factor" in rope
+    check(agree, f"rotary_dim={written} but head_dim x partial_rotary_factor is {rotary_dim}")
+    gate = bool(text.get("attention_output_gate", False))
+    check(not gate, "attention_output_gate=true is not supported: M3 has no output gate")
+    return AttentionConfig(
+        num_heads=_need(text, "num_attention_heads"),
+        num_kv_heads=_need(text, "num_key_value_heads"),
+        head_dim=head_dim,
+        rotary_dim=rotary_dim,
+        rope_theta=float(rope.get("rope_theta", text.get("rope_theta", 5e6))),
+    )
+
+
+def _indexer(text: Json) -> IndexerConfig:
+    sparse = text.get("sparse_attention_config") or {}
+    kind = sparse.get("sparse_score_type", "max")
+    check(
+        kind == "max",
+        f"sparse_score_type {kind!r} is not supported: MSA scores a block by its maximum",
+    )
+    block_size = sparse.get("sparse_block_size", text.get("index_block_size", 128))
+    check(block_size > 0, f"sparse_block_size={block_size} is not positive")
+    local = sparse.get("sparse_local_block", text.get("index_local_blocks", 1))
+    init = sparse.get("sparse_init_block", 0)
+    if "sparse_local_tokens" in sparse:  # older configs count tokens
+        local = -(-sparse["sparse_local_tokens"] // block_size) + 1
+    if "sparse_init_tokens" in sparse:
+        init = -(-sparse["sparse_init_tokens"] // block_size)
+    return IndexerConfig(
+        num_heads=sparse.get("sparse_num_index_heads", text.get("index_n_heads", 4)),
+        head_dim=sparse.get("sparse_index_dim", text.get("index_head_dim", 128)),
+        block_size=block_size,
+        top_k=sparse.get("sparse_topk_blocks", text.get("index_topk_blocks", 16)),
+        init_blocks=init,
+        local_blocks=local,
+    )
+
+
+def _sparse(text: Json) -> list[int] | None:
+    sparse = text.get("sparse_attention_config") or {}
+    if "sparse_attention_freq" in sparse:
+        return sparse["sparse_attention_freq"]
+    if "layer_types" in text:
+        return [int(kind == "minimax_m3_sparse") for kind in text["layer_types"]]
+    return None
+
+
+def _routed(text: Json, num_layers: int) -> list[int] | None:
+    if "moe_layer_freq" in text:
+        freq = text["moe_layer_freq"]
+        return [freq] * num_layers if isinstance(freq, int) else freq
+    if "mlp_layer_types" in text:
+        return [int(kind == "sparse") for kind in text["mlp_layer_types"]]
+    return None
+
+
+def _layers(entries: list[int] | None, key: str, num_layers: int) -> tuple[bool, ...]:
+    if entries is None:
+        raise ValueError(f"config.json has no {key}")
+    check(len(entries) == num_layers, f"{key} has {len(entries)} entries for {num_layers} layers")
+    return tuple(bool(entry) for entry in entries)
+
+
+def _drafter(root: Json) -> DrafterConfig:
+    text = root.get("text_config", root)
+    return DrafterConfig(
+        num_layers=_need(text, "num_hidden_layers"),
+        dense_dim=text.get("dspark_ffn_hidden_size", text.get("dense_intermediate_size")),
+        markov_rank=_need(text, "dspark_markov_rank"),
+        draft_block=_need(text, "dspark_block_size"),
+        noise_token=_need(text, "dspark_noise_token_id"),
+        window=_need(text, "sliding_window"),
+        target_layers=tuple(_need(text, "dspark_target_layer_ids")),
+    )
+
+
+def _quantization(section: Json | None) -> QuantizationConfig:
+    """Formats as the three released forms name them; what a tensor really is, the checkpoint's own header says."""
+    if not section:
+        return QuantizationConfig()
+    method = section.get("quant_method", section.get("quant_algo", ""))
+    projections: WeightFormat = (
+        "mxfp8" if str(method).lower() in ("mxfp8", "mixed_precision") else "bf16"
+    )
+    experts: WeightFormat = projections
+    if (
+        "nvfp4" in f"{section.get('moe_quant_algo', '')} {method}".lower()
+        or method == "MIXED_PRECISION"
+    ):
+        experts = "nvfp4"
+    index = section.get("index_k_quant_type")
+    # attention in FP8 with NVFP4 index keys is M3.1's "Q8KV4": pages are stored as NVFP4 (spec/model 7.20)
+    kv = (
+        "nvfp4"
+        if index == "nvfp4"
+        else {"FP8": "fp8", "NVFP4": "nvfp4"}.get(section.get("kv_cache_quant_algo", ""))
+    )
+    return QuantizationConfig(
+        projections=projections, experts=experts, kv_cache=kv, index_cache=index
+    )
+
+
+def _quantization_to_hf(quantization: QuantizationConfig) -> dict[str, Any] | None:
+    if quantization == QuantizationConfig():
+        return None
+    section: dict[str, Any] = {"activation_scheme": "dynamic", "weight_block_size": [1, 32]}
+    if quantization.projections == "mxfp8":
+        section |= {"quant_method": "mxfp8"}
+    if quantization.experts == "nvfp4":
+        section |= {
+            "group_size": 16,
+            "moe_quant_algo": "NVFP4",
+            "moe_quant_format": "nvfp4-pack-quantized",
+        }
+    if quantization.kv_cache is not None:
+        section |= {"kv_cache_quant_algo": "FP8", "attention_quant_algo": "FP8"}
+    if quantization.index_cache is not None:
+        section |= {"index_k_quant_type": quantization.index_cache}
+    return section

@@ -1,0 +1,47 @@
+"""Adapters: y = base(x) + s (x A) B, summed in float32; a tree of `LowRank` that mirrors the model's own.
+
+An adapter is a plain argument of every step, beside the weights and never inside them: nested dicts by attribute name
+(layers by their number as text), with `LowRank` leaves where a linear has one. `None` anywhere means "none below here".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.grouped_matmul import grouped_matmul
+
+Adapter = Mapping[str, Any] | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class LowRank:
+    """One linear's adapter; for experts both matrices have a leading E. `scale` is alpha / rank, kept out of the matrices."""
+
+    a: Float[Array, "*E R D"]
+    b: Float[Array, "*E F R"]
+    scale: float = field(metadata={"static": True})
+
+
+def part(adapter: Adapter, name: str) -> Any:
+    """The adapter of a child, or None."""
+    return None if adapter is None else adapter.get(name)
+
+
+def low_rank(x: Float[Array, "*rows D"], adapter: LowRank) -> Float[Array, "*rows F"]:
+    """s (x A^T) B^T in float32."""
+    x32 = x.astype(jnp.float32)
+    inner = jnp.einsum("...D,RD->...R", x32, adapter.a, precision="highest")
+    return adapter.scale * jnp.einsum("...R,FR->...F", inner, adapter.b, precision="highest")
+
+
+def grouped_low_rank(
+    x: Float[Array, "M D"], adapter: LowRank, group_sizes: Int[Array, "E"]
+) -> Float[Array, "M F"]:
+    """`low_rank` with each row's own expert's matrices; rows sorted by expert."""
+    inner = grouped_matmul(x.astype(jnp.float32), adapter.a, group_sizes)
+    return adapter.scale * grouped_matmul(inner, adapter.b, group_sizes)

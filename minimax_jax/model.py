@@ -1,0 +1,105 @@
+"""MiniMax-M3: embedding, decoder layers (attention, then MLP or experts, each behind a Gemma norm), final norm, head.
+
+One definition, three ways through it: packed without a cache, prefill into pages, decode from pages. The layers are walked
+by a plain loop over one jitted block, so that a kind of layer is traced once; what differs by layer is passed in.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, UInt8
+
+from configs.model import ModelConfig
+from minimax_jax.attention import Attention, Context
+from minimax_jax.batch import Batch
+from minimax_jax.cache import Cache
+from minimax_jax.layers import MLP, GemmaNorm, Linear, normal
+from minimax_jax.lora import Adapter, part
+from minimax_jax.moe import MoE
+from pallas_kernels.layouts.pool import PoolLayout
+from sharding.apply import constrain
+
+
+class DecoderLayer(nnx.Module):
+    """h += attention(norm(h)); h += mlp(norm(h))."""
+
+    def __init__(self, config: ModelConfig, *, sparse: bool, moe: bool, rngs: nnx.Rngs):
+        dim, eps = config.hidden_size, config.norm_eps
+        self.input_norm = GemmaNorm(dim, eps)
+        self.attention = Attention(config, sparse=sparse, rngs=rngs)
+        self.post_attention_norm = GemmaNorm(dim, eps)
+        self.mlp = MoE(config, rngs) if moe else MLP(dim, config.mlp.dense_dim, config.mlp, rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "B Q D"],
+        pool: UInt8[Array, "P lines 128"] | None,
+        line: Array | int,
+        context: Context,
+        adapter: Adapter = None,
+    ) -> tuple[Float[Array, "B Q D"], UInt8[Array, "P lines 128"] | None]:
+        normed = self.input_norm(x)
+        attended, pool = self.attention(normed, pool, line, context, part(adapter, "attention"))
+        x = constrain(x + attended, "batch", None, "embed")
+        x = x + self.mlp(self.post_attention_norm(x), part(adapter, "mlp"))
+        return constrain(x, "batch", None, "embed"), pool
+
+
+class Model(nnx.Module):
+    """The decoder. Weights may be stored in any format; activations have `dtype`."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs, dtype: DTypeLike = jnp.float32):
+        rows = normal(rngs, config.vocab_size, config.hidden_size)
+        self.embedding = nnx.Param(rows, axes=("vocab", "embed"))
+        kinds = zip(config.sparse_layers, config.moe_layers, strict=True)
+        self.layers = nnx.List(
+            [DecoderLayer(config, sparse=sparse, moe=moe, rngs=rngs) for sparse, moe in kinds]
+        )
+        self.norm = GemmaNorm(config.hidden_size, config.norm_eps)
+        self.head = Linear(config.vocab_size, config.hidden_size, ("vocab", "embed"), rngs)
+        self.config = config
+        self.dtype = jnp.dtype(dtype)
+
+    def hidden(
+        self,
+        batch: Batch,
+        layout: PoolLayout,
+        cache: Cache | None = None,
+        adapter: Adapter = None,
+        *,
+        remat: bool = False,
+        taps: Sequence[int] = (),
+    ) -> tuple[Float[Array, "B Q D"], Cache | None, list[Float[Array, "B Q D"]]]:
+        """The residual stream after the last layer (before the final norm), the cache, and the stream after each tapped layer.
+
+        Without a cache the batch's tiles are its own keys (`minimax_jax.batch.pack`). `remat` recomputes each layer in the
+        backward pass.
+        """
+        context = Context.of(batch, self.config, layout)
+        x = self.embedding.get_value()[batch.tokens].astype(self.dtype)
+        x = constrain(x, "batch", None, "embed")
+        pool = None if cache is None else cache.local_pool
+        run = jax.checkpoint(_run_layer) if remat else _run_layer
+        tapped = {}
+        for i, layer in enumerate(self.layers):
+            line = jnp.int32(layout.layer_line(i))
+            x, pool = run(layer, x, pool, line, context, part(part(adapter, "layers"), str(i)))
+            tapped[i] = x if i in taps else None
+        cache = None if cache is None or pool is None else cache.with_pool(pool)
+        return x, cache, [tapped[i] for i in taps]
+
+    def logits(
+        self, hidden: Float[Array, "*rows D"], adapter: Adapter = None
+    ) -> Float[Array, "*rows V"]:
+        """float32 logits over all V rows of the head; ids from `config.num_tokens` on are padding, -inf."""
+        logits = self.head.float32(self.norm(hidden), part(adapter, "head"))
+        padding = jnp.arange(self.config.vocab_size) >= self.config.num_tokens
+        return jnp.where(padding, -jnp.inf, logits)
+
+
+@jax.jit
+def _run_layer(layer: DecoderLayer, x, pool, line, context: Context, adapter: Adapter):
+    return layer(x, pool, line, context, adapter)

@@ -1,0 +1,65 @@
+"""block_select in plain jnp: B[t, b] = max over causal keys j of block b of <q_t, k_j>, then the top C of it."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.layouts.pages import Source, read
+
+_NAN_SCORE = -1e30  # a NaN score loses to every number and still beats a block that cannot be seen
+_MAX_SCORES = 1 << 24  # token scores held at once (64 MiB of float32)
+
+
+def block_select(
+    index_q: Float[Array, "B Q K I"],
+    index_k: Source,
+    block_table: Int[Array, "B P"],
+    positions: Int[Array, "B Q"],
+    *,
+    top_k: int,
+    init_blocks: int,
+    local_blocks: int,
+) -> Int[Array, "B Q K C"]:
+    """See the package."""
+    scores = block_scores(index_q, index_k, block_table, positions)
+    newest = (positions // index_k.block_size)[:, :, None, None]
+    ids = jnp.arange(block_table.shape[1])
+    forced = (ids < init_blocks) | (ids > newest - local_blocks)
+    scores = jnp.where(forced & (ids <= newest), jnp.inf, scores)
+    scores = jnp.where((positions < 0)[:, :, None, None], -jnp.inf, scores)
+    chosen_scores, chosen = lax.top_k(scores, min(top_k, scores.shape[-1]))
+    chosen = jnp.where(chosen_scores == -jnp.inf, -1, chosen)
+    unused = top_k - chosen.shape[-1]
+    return jnp.pad(chosen, [(0, 0)] * 3 + [(0, unused)], constant_values=-1)
+
+
+def block_scores(
+    index_q: Float[Array, "B Q K I"],
+    index_k: Source,
+    block_table: Int[Array, "B P"],
+    positions: Int[Array, "B Q"],
+) -> Float[Array, "B Q K P"]:
+    """The indexer's score of every block, -inf where no key is causal. No gradient: selection is hard."""
+    B, Q, K, _ = index_q.shape
+    P, Z = block_table.shape[1], index_k.block_size
+    step = max(1, min(P, _MAX_SCORES // (B * Q * K * Z)))
+    num_steps = -(-P // step)
+    padded = jnp.pad(block_table, [(0, 0), (0, num_steps * step - P)], constant_values=-1)
+    index_q, index_k = lax.stop_gradient((index_q.astype(jnp.float32), index_k))
+
+    def score_some(first: Int[Array, ""]) -> Float[Array, "B Q K step"]:
+        table = lax.dynamic_slice_in_dim(padded, first, step, axis=1)
+        return _score(index_q, read(index_k, table[:, None])[:, 0], positions, first)
+
+    parts = jax.lax.map(score_some, jnp.arange(num_steps) * step)  # [steps, B, Q, K, step]
+    return jnp.moveaxis(parts, 0, 3).reshape(B, Q, K, num_steps * step)[..., :P]
+
+
+def _score(q_BQKI, keys_BpZI, positions_BQ, first):
+    scores = jnp.einsum("BQKI,BpZI->BQKpZ", q_BQKI, keys_BpZI, precision="highest")
+    scores = jnp.where(jnp.isnan(scores), _NAN_SCORE, scores)
+    p, Z = keys_BpZI.shape[1:3]
+    key_positions = (first + jnp.arange(p))[:, None] * Z + jnp.arange(Z)
+    causal = key_positions <= positions_BQ[:, :, None, None, None]
+    return jnp.max(jnp.where(causal, scores, -jnp.inf), axis=-1)

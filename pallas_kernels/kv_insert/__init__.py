@@ -1,0 +1,33 @@
+"""kv_insert: norm, rotate, quantise and write new keys and values into pages, in place.
+
+`norm_rope` is the first half on its own: queries, and the packed path without a cache, need just that.
+"""
+
+from jaxtyping import Array, Float, UInt8
+
+from pallas_kernels.dispatch import Implementation, choose
+from pallas_kernels.kv_insert import reference
+from pallas_kernels.kv_insert.reference import KeyTransform, Rows, Slots, gemma_norm, norm_rope
+from pallas_kernels.layouts.pool import PoolLayout
+
+__all__ = ["KeyTransform", "Rows", "Slots", "gemma_norm", "kv_insert", "norm_rope"]
+
+TABLE = (Implementation("reference", reference.kv_insert),)
+
+
+def kv_insert(
+    pool: UInt8[Array, "P lines 128"],
+    layout: PoolLayout,
+    line: Array | int,
+    rows: Rows,
+    slots: Slots,
+    transform: KeyTransform,
+    *,
+    implementation: str | None = None,
+) -> UInt8[Array, "P lines 128"]:
+    """The pool with `rows` of one layer written at `slots`; `line` is the layer's first line in a block's row.
+
+    Padding tokens have block id -1 and are dropped.
+    """
+    args = (pool, layout, line, rows, slots, transform)
+    return choose(TABLE, implementation, *args).run(*args)

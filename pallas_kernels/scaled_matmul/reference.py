@@ -1,0 +1,33 @@
+"""scaled_matmul in plain jnp: expand the weight to x's dtype, multiply, accumulate in float32."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
+from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
+
+
+def expand(weight: Array | MXFP8Tensor | NVFP4Tensor, dtype: DTypeLike) -> Float[Array, "..."]:
+    """A weight's values in a compute dtype; e2m1 x e4m3 scales are exact in bf16 but for the outer scale's rounding."""
+    if isinstance(weight, jax.Array):
+        return weight.astype(dtype)
+    return weight.dequantize(dtype)
+
+
+def scaled_matmul(
+    x: Float[Array, "*rows D"],
+    weight: Array | MXFP8Tensor | NVFP4Tensor,
+    *,
+    out_dtype: DTypeLike,
+) -> Float[Array, "*rows F"]:
+    """See the package."""
+    product = jnp.einsum(
+        "...D,FD->...F",
+        x,
+        expand(weight, x.dtype),
+        preferred_element_type=jnp.float32,
+        precision="highest",
+    )
+    return product.astype(out_dtype)

@@ -1,0 +1,52 @@
+"""sparse_attention: attention over each query's chosen blocks -> (out, lse); `dense_attention` is the case "all blocks".
+
+Prefill and decode are one meaning: B tiles of Q queries, each tile one sequence with its own block table (a decode step has
+Q of 1 to 8, a prefill tile as many as the caller cuts). Partial results of several ranks merge by their lse.
+"""
+
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.dispatch import Implementation, choose
+from pallas_kernels.layouts.pages import Source
+from pallas_kernels.sparse_attention import masked, reference
+
+SPARSE = (
+    Implementation("masked", masked.sparse_attention, masked.refuse),
+    Implementation("reference", reference.sparse_attention),
+)
+DENSE = (Implementation("masked", masked.dense_attention),)
+
+
+def sparse_attention(
+    q: Float[Array, "B Q N H"],
+    k: Source,
+    v: Source,
+    block_ids: Int[Array, "B Q K C"],
+    block_table: Int[Array, "B P"],
+    positions: Int[Array, "B Q"],
+    *,
+    scale: float,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "B Q N H"], Float[Array, "B Q N"]]:
+    """Softmax attention of each query over the causal keys of its blocks (logical ids, -1 unused, any order, distinct).
+
+    Head n reads key/value head n // (N / K). Returns the output in q's dtype and the float32 log-sum-exp of scaled scores.
+    A query without keys (padding: position -1, or only -1 ids) gives zeros and -inf. Source: spec/model 2.9.
+    """
+    args = (q, k, v, block_ids, block_table, positions)
+    return choose(SPARSE, implementation, *args, scale=scale).run(*args, scale=scale)
+
+
+def dense_attention(
+    q: Float[Array, "B Q N H"],
+    k: Source,
+    v: Source,
+    block_table: Int[Array, "B P"],
+    positions: Int[Array, "B Q"],
+    *,
+    scale: float,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "B Q N H"], Float[Array, "B Q N"]]:
+    """`sparse_attention` with every block of the table chosen (M3's layers 0-2, spec/model 2.7)."""
+    args = (q, k, v, block_table, positions)
+    return choose(DENSE, implementation, *args, scale=scale).run(*args, scale=scale)

@@ -1,0 +1,83 @@
+"""Attention over whole contexts with a mask: dense attention, and sparse attention where the context is short.
+
+A tile reads its blocks once for all its queries and multiplies proper matrices, so below a few times C blocks this beats
+gathering per query; above that it would compute mostly what the mask throws away, and refuses.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.layouts.pages import Source, read
+from pallas_kernels.sparse_attention.reference import masked_softmax_attention
+
+_MAX_WASTE = 8  # context blocks a chosen block up to which the mask is cheaper (CPU, 2 cores, tiny model's shapes)
+_MAX_SCORES = 1 << 25  # float32 scores held at once
+
+
+def refuse(q, k, v, block_ids, block_table, positions, *, scale) -> str | None:
+    """A sentence when the context holds too many blocks for the number chosen."""
+    chosen, context = block_ids.shape[-1], block_table.shape[1]
+    if context <= _MAX_WASTE * chosen:
+        return None
+    return f"{context} context blocks are more than {_MAX_WASTE} for each of {chosen} chosen"
+
+
+def sparse_attention(
+    q: Float[Array, "B Q N H"],
+    k: Source,
+    v: Source,
+    block_ids: Int[Array, "B Q K C"],
+    block_table: Int[Array, "B P"],
+    positions: Int[Array, "B Q"],
+    *,
+    scale: float,
+) -> tuple[Float[Array, "B Q N H"], Float[Array, "B Q N"]]:
+    """See the package."""
+    logical = jnp.arange(block_table.shape[1])
+    chosen = jnp.any(block_ids[..., None] == logical, axis=-2)
+    return _attend(q, k, v, chosen, block_table, positions, scale)
+
+
+def dense_attention(
+    q: Float[Array, "B Q N H"],
+    k: Source,
+    v: Source,
+    block_table: Int[Array, "B P"],
+    positions: Int[Array, "B Q"],
+    *,
+    scale: float,
+) -> tuple[Float[Array, "B Q N H"], Float[Array, "B Q N"]]:
+    """See the package."""
+    chosen = jnp.ones((*positions.shape, 1, block_table.shape[1]), bool)
+    return _attend(q, k, v, chosen, block_table, positions, scale)
+
+
+def _attend(q, k: Source, v: Source, chosen_BQkP: Bool[Array, "B Q k P"], table, positions, scale):
+    B, Q, N, _ = q.shape
+    group = max(1, _MAX_SCORES // (Q * N * table.shape[1] * k.block_size))
+
+    @jax.checkpoint
+    def attend(tile):
+        return _attend_tile(*tile, k, v, scale)
+
+    tiles = (q, chosen_BQkP, table, positions)
+    out, lse = lax.map(attend, tiles, batch_size=min(group, B))
+    return out.astype(q.dtype), lse
+
+
+def _attend_tile(q_QNH, chosen_QkP, table_P, positions_Q, k: Source, v: Source, scale: float):
+    Q, N, H = q_QNH.shape
+    K, P, Z = k.num_heads, table_P.shape[0], k.block_size
+    ids = jnp.broadcast_to(table_P, (K, P))
+    causal = jnp.arange(P * Z) <= positions_Q[:, None]  # [Q, S]
+    visible = jnp.repeat(chosen_QkP & (table_P >= 0), Z, axis=-1) & causal[:, None]  # [Q, k, S]
+    visible = jnp.broadcast_to(visible.swapaxes(0, 1)[:, None], (K, N // K, Q, P * Z))
+    q_KGH = q_QNH.reshape(Q, K, N // K, H).transpose(1, 2, 0, 3).reshape(K, N // K * Q, H)
+    keys, values = (read(x, ids).reshape(K, P * Z, H) for x in (k, v))
+    visible = visible.reshape(K, N // K * Q, P * Z)
+    out, lse = masked_softmax_attention(q_KGH, keys, values, visible, scale)
+    out = out.reshape(K, N // K, Q, H).transpose(2, 0, 1, 3).reshape(Q, N, H)
+    return out, lse.reshape(K, N // K, Q).transpose(2, 0, 1).reshape(Q, N)
+
