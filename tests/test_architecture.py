@@ -60,6 +60,12 @@ def test_the_project_as_a_whole_keeps_the_rules(rule):
     assert not complaints, "; ".join(complaints)
 
 
+def test_every_folder_of_modules_is_a_package_that_a_wheel_contains():
+    files = {module.path for module in PROJECT}
+    folders = {path.rpartition("/")[0] for path in files}
+    assert {folder for folder in folders if f"{folder}/__init__.py" not in files} == set()
+
+
 @pytest.mark.parametrize("field", sorted(FIELDS))
 def test_every_config_field_is_read(field):
     if field in NOT_READ_YET:
