@@ -36,8 +36,9 @@ def encode(
     The logarithm is read from amax's exponent bits, so it is exact, and every amax below 2^-118
     (zero and subnormals too) has b = 0. An all-zero group has b = 0 and zero codes that keep their
     sign. Elements beyond 448/512 of the group's binade saturate: at most 1/8 of amax is lost. The
-    largest float32 has b = 246. NaN and infinity have b = 247, whatever else the group holds; NaN
-    stays NaN, infinity becomes 448 * 2^120. Subnormal x may be taken for zero (XLA on a CPU does).
+    largest float32 has b = 246. A group with a NaN or an infinity has b = 247, which leaves only
+    its values above 2^110: NaN stays NaN, and infinity decodes to 448 * 2^120, which is infinite
+    again in float32. Subnormal x may be taken for zero (XLA on a CPU does so).
     """
     if x.shape[-1] % GROUP:
         raise ValueError(f"last axis {x.shape[-1]} is not a multiple of {GROUP}")
@@ -51,7 +52,7 @@ def encode(
 
 
 def decode(
-    codes: Float8e4m3fn[Array, "*axes K"], exponents: UInt8[Array, "*axes K//32"]
+    codes: Float8e4m3fn[Array, "*axes K"], exponents: UInt8[Array, "..."]
 ) -> Float[Array, "*axes K"]:
     """e4m3 * 2^(b - 127) in float32; NaN for b = 255 and for NaN codes.
 
@@ -86,8 +87,9 @@ def scale_to_float(exponents: UInt8[Array, "..."]) -> Float[Array, "..."]:
 class MXFP8Tensor:
     """A stack of matrices [..., N, K] in MXFP8, groups along K."""
 
-    codes: Float8e4m3fn[Array, "*axes N K"]
-    exponents: UInt8[Array, "*axes N K/32"]
+    # Any: a leaf of this tree may also be a sharding or a ShapeDtypeStruct.
+    codes: Any  # float8_e4m3fn [..., N, K]
+    exponents: Any  # uint8 [..., N, K/32]
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -47,11 +47,9 @@ def encode(
         raise ValueError(f"last axis {x.shape[-1]} is not a multiple of {GROUP}")
     groups = x.astype(jnp.float32).reshape(*x.shape[:-1], x.shape[-1] // GROUP, GROUP)
     amax = jnp.max(jnp.abs(groups), axis=-1)
-    # XLA turns a division by a constant into a product, off by one rounding; this is no constant.
-    outer = jnp.where(amax >= 0, jnp.float32(outer), jnp.float32(1))
-    scales = e4m3.round_to(amax * _SIXTH / outer)
+    scales = e4m3.round_to(_divide(amax * _SIXTH, outer))
     steps = (e4m3.to_float(scales) * outer)[..., None]
-    codes = jnp.where(steps == 0, jnp.uint8(0), e2m1.round_to(groups / steps))
+    codes = jnp.where(steps == 0, jnp.uint8(0), e2m1.round_to(_divide(groups, steps)))
     return e2m1.pack(codes.reshape(x.shape)), scales
 
 
@@ -106,7 +104,7 @@ class NVFP4Tensor:
         """The values: e2m1 * scale, exact, then times or divided by `outer`, rounded once."""
         values = _in_groups(self.codes, self.scales)
         outer = self.outer[..., None, None, None]
-        values = values / outer if self.divides else values * outer
+        values = _divide(values, outer) if self.divides else values * outer
         return values.reshape(self.shape).astype(dtype)
 
 
@@ -118,10 +116,7 @@ def quantize(w: Float[Array, "*axes N K"]) -> NVFP4Tensor:
     value moves by more than a third of its group's amax. A non-finite w makes the matrix NaN.
     """
     amax = jnp.max(jnp.abs(w.astype(jnp.float32)), axis=(-2, -1))
-    empty = amax == 0
-    # The divisor depends on the data, so that XLA keeps the division (see `encode`).
-    outer = jnp.where(empty, 1.0, amax) / jnp.where(empty, 1.0, MAX * e4m3.MAX)
-    outer = jnp.maximum(outer, _MIN_OUTER)
+    outer = jnp.where(amax == 0, 1.0, jnp.maximum(_divide(amax, MAX * e4m3.MAX), _MIN_OUTER))
     codes, scales = encode(w, outer[..., None, None])
     return NVFP4Tensor(codes, scales, outer)
 
@@ -177,6 +172,16 @@ def fake_quantize(w: Float[Array, "*axes N K"]) -> Float[Array, "*axes N K"]:
 @fake_quantize.defjvp
 def _straight_through(primals, tangents):
     return fake_quantize(*primals), tangents[0]
+
+
+def _divide(x: Float32[Array, "*axes"], divisor: ArrayLike) -> Float32[Array, "*axes"]:
+    """x / divisor, rounded once.
+
+    XLA multiplies by the rounded reciprocal where the divisor is a constant or is broadcast (a
+    quarter of all results are then off by one unit, ties of the grid among them), also across an
+    `optimization_barrier`. A divisor that depends on each element of x it has to divide by.
+    """
+    return x / jnp.where(jnp.isnan(x), jnp.float32(1), jnp.float32(divisor))
 
 
 def _in_groups(codes: Array, scales: Array) -> Float32[Array, "..."]:
