@@ -1,0 +1,15 @@
+"""Text in and out: chat template, tokenizer and the split of an answer into thought and content."""
+
+from minimax_jax.chat.messages import read_messages
+from minimax_jax.chat.reasoning import Reply, split_reasoning
+from minimax_jax.chat.template import ChatTemplate
+from minimax_jax.chat.tokenizer import DecodeStream, Tokenizer
+
+__all__ = [
+    "ChatTemplate",
+    "DecodeStream",
+    "Reply",
+    "Tokenizer",
+    "read_messages",
+    "split_reasoning",
+]
