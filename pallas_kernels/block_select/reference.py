@@ -1,4 +1,6 @@
-"""block_select in plain jnp: B[t, b] = max over causal keys j of block b of <q_t, k_j>, then the top C of it."""
+"""block_select in plain jnp: B[t, b] = max over causal keys j of block b of <q_t, k_j>, then the
+top C of it.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.layouts.pages import Source, read
 
-_NAN_SCORE = -1e30  # a NaN score loses to every number and still beats a block that cannot be seen
+_HIGHEST = float(jnp.finfo(jnp.float32).max)  # loses to a forced block, whose score is inf
+_LOWEST = -_HIGHEST  # and still beats a block that cannot be seen, whose score is -inf
 _MAX_SCORES = 1 << 24  # token scores held at once (64 MiB of float32)
 
 
@@ -23,6 +26,7 @@ def block_select(
 ) -> Int[Array, "B Q K C"]:
     """See the package."""
     scores = block_scores(index_q, index_k, block_table, positions)
+    scores = jnp.where(scores == 0, 0.0, scores)  # top_k ranks -0.0 below 0.0
     newest = (positions // index_k.block_size)[:, :, None, None]
     ids = jnp.arange(block_table.shape[1])
     forced = (ids < init_blocks) | (ids > newest - local_blocks)
@@ -40,7 +44,9 @@ def block_scores(
     block_table: Int[Array, "B P"],
     positions: Int[Array, "B Q"],
 ) -> Float[Array, "B Q K P"]:
-    """The indexer's score of every block, -inf where no key is causal. No gradient: selection is hard."""
+    """The indexer's score of every block, -inf where no key is causal. No gradient: selection is
+    hard.
+    """
     B, Q, K, _ = index_q.shape
     P, Z = block_table.shape[1], index_k.block_size
     step = max(1, min(P, _MAX_SCORES // (B * Q * K * Z)))
@@ -58,7 +64,7 @@ def block_scores(
 
 def _score(q_BQKI, keys_BpZI, positions_BQ, first):
     scores = jnp.einsum("BQKI,BpZI->BQKpZ", q_BQKI, keys_BpZI, precision="highest")
-    scores = jnp.where(jnp.isnan(scores), _NAN_SCORE, scores)
+    scores = jnp.nan_to_num(scores, nan=_LOWEST, posinf=_HIGHEST, neginf=_LOWEST)
     p, Z = keys_BpZI.shape[1:3]
     key_positions = (first + jnp.arange(p))[:, None] * Z + jnp.arange(Z)
     causal = key_positions <= positions_BQ[:, :, None, None, None]

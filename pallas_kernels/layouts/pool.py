@@ -1,10 +1,12 @@
-"""The page pool: one `uint8 [blocks, lines, 128]` a rank, and where each layer's keys and values lie in a block's row.
+"""The page pool: one `uint8 [blocks, lines, 128]` a rank, and where each layer's keys and values
+lie in a block's row.
 
-A block holds Z tokens of every layer. Its row of 128-byte lines is, per target layer, K, V and (sparse layers) the
-index key, then per draft layer K and V. Each is a `Component`: codes `[head, token, bytes]`, padded to whole lines,
-then (NVFP4 only) block scales `[head, token, H / 16]`, padded likewise. At full width with one KV head a rank, NVFP4
-and an FP8 draft that is 14,240 lines a block. Byte positions inside a row fit int32; blocks and lines are separate
-indices, so that no product of the two is ever formed and pools beyond 2^31 bytes address correctly.
+A block holds Z tokens of every layer. Its row of 128-byte lines is, per target layer, K, V and
+(sparse layers) the index key, then per draft layer K and V. Each is a `Component`: codes `[head,
+token, bytes]`, padded to whole lines, then (NVFP4 only) block scales `[head, token, H / 16]`,
+padded likewise. At full width with one KV head a rank, NVFP4 and an FP8 draft that is 14,240 lines
+a block. Byte positions inside a row fit int32; blocks and lines are separate indices, so that no
+product of the two is ever formed and pools beyond 2^31 bytes address correctly.
 """
 
 from dataclasses import dataclass, field
@@ -24,8 +26,8 @@ _CODE_BITS = {"f32": 32, "bf16": 16, "fp8": 8, "nvfp4": 4}
 class CacheFormats:
     """How keys and values are stored, and how stored NVFP4 is computed with.
 
-    `compute="exact"` expands e2m1 x scale exactly; `"e4m3"` rounds that product, and the queries, once more to e4m3,
-    as the Blackwell kernels do (spec/model 2.14).
+    `compute="exact"` expands e2m1 x scale exactly; `"e4m3"` rounds that product, and the queries,
+    once more to e4m3, as the Blackwell kernels do (spec/model 2.14).
     """
 
     kv: str = "bf16"
@@ -85,7 +87,8 @@ class PoolLayout:
     formats: CacheFormats = field(default_factory=CacheFormats)
 
     def __post_init__(self) -> None:
-        for name, width in (("kv", self.head_dim), ("index", self.index_dim)):
+        widths = {"kv": self.head_dim, "index": self.index_dim, "draft": self.head_dim}
+        for name, width in widths.items():
             if getattr(self.formats, name) == "nvfp4" and width % nvfp4.GROUP:
                 raise ValueError(f"{name} width {width} is not a multiple of {nvfp4.GROUP}")
 
@@ -200,7 +203,9 @@ def gather(
     block_ids: Int[Array, "*batch heads C"],
     compute: str = "exact",
 ) -> Float[Array, "*batch heads C Z width"]:
-    """float32 rows of whole blocks, each head's from its own list of ids; ids outside the pool give zeros."""
+    """float32 rows of whole blocks, each head's from its own list of ids; ids outside the pool give
+    zeros.
+    """
     codes = _slices(pool, line, component.tokens, component.code_bytes, block_ids)
     if not component.scale_bytes:
         return decode(codes, None, component.format, compute)
@@ -224,16 +229,14 @@ def _lines(num_bytes: int) -> int:
 
 
 def _scatter(pool, line, tokens, block_ids, slots, rows_THb):
-    num_tokens, heads, size = rows_THb.shape
+    _, heads, size = rows_THb.shape
     offset = (jnp.arange(heads) * tokens + slots[:, None]) * size + line * LINE  # [T, heads]
     where = jnp.stack([jnp.broadcast_to(block_ids[:, None], offset.shape), offset], -1)
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=(2,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, 1)
     )
     flat = pool.reshape(pool.shape[0], -1)
-    flat = lax.scatter(
-        flat, where, rows_THb, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP
-    )
+    flat = lax.scatter(flat, where, rows_THb, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP)
     return flat.reshape(pool.shape)
 
 
