@@ -1,21 +1,22 @@
-"""`config.json` <-> the fields of `ModelConfig`: reads the released M3 (BF16, MXFP8) and M3.1-Flash files and what transformers writes back.
+"""`config.json` <-> the fields of `ModelConfig`: reads the released M3 (BF16, MXFP8) and M3.1-Flash
+files and what transformers writes back.
 
-Source of the keys: spec/model sections 1 and 6. Released files say `sparse_attention_config`, `moe_layer_freq`, `rotary_dim`;
-transformers rewrites them as `index_*`, `layer_types`, `mlp_layer_types` and `rope_parameters`. Both are accepted.
+Source of the keys: spec/model sections 1 and 6. Released files say `sparse_attention_config`,
+`moe_layer_freq`, `rotary_dim`; transformers rewrites them as `index_*`, `layer_types`,
+`mlp_layer_types` and `rope_parameters`. Both are accepted.
 """
 
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from configs import hf_quantization
 from configs.parts import (
     AttentionConfig,
     DrafterConfig,
     IndexerConfig,
     MLPConfig,
     MoEConfig,
-    QuantizationConfig,
-    WeightFormat,
     check,
 )
 
@@ -76,7 +77,7 @@ def read(root: Json, drafter: Json | None) -> dict[str, Any]:
             routed_scale=text.get("routed_scaling_factor", 1.0),
         ),
         drafter=None if drafter is None else _drafter(drafter),
-        quantization=_quantization(
+        quantization=hf_quantization.read(
             root.get("quantization_config") or text.get("quantization_config")
         ),
         vision=json.dumps(vision, sort_keys=True) if vision else "",
@@ -140,7 +141,7 @@ def write(config: "ModelConfig") -> dict[str, Any]:
         "text_config": text,
         **(json.loads(config.vision) if config.vision else {}),
     }
-    quantization = _quantization_to_hf(config.quantization)
+    quantization = hf_quantization.write(config.quantization)
     return root | ({"quantization_config": quantization} if quantization else {})
 
 
@@ -156,7 +157,7 @@ def _attention(text: Json) -> AttentionConfig:
     check(kind == "default", f"rope type {kind!r} is not supported: M3 has no rope scaling")
     written = text.get("rotary_dim")
     factor = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
-    # transformers reads the factor and ignores rotary_dim, so what it wrote back (`rope_parameters`) decides
+    # transformers reads the factor and ignores rotary_dim: what it wrote back decides
     rotary_dim = written if factor is None else int(head_dim * factor)
     check(rotary_dim is not None, "config.json has neither rotary_dim nor partial_rotary_factor")
     agree = written in (None, rotary_dim) or "partial_rotary_factor" in rope
@@ -233,48 +234,3 @@ def _drafter(root: Json) -> DrafterConfig:
         window=_need(text, "sliding_window"),
         target_layers=tuple(_need(text, "dspark_target_layer_ids")),
     )
-
-
-def _quantization(section: Json | None) -> QuantizationConfig:
-    """Formats as the three released forms name them; what a tensor really is, the checkpoint's own header says."""
-    if not section:
-        return QuantizationConfig()
-    method = section.get("quant_method", section.get("quant_algo", ""))
-    projections: WeightFormat = (
-        "mxfp8" if str(method).lower() in ("mxfp8", "mixed_precision") else "bf16"
-    )
-    experts: WeightFormat = projections
-    if (
-        "nvfp4" in f"{section.get('moe_quant_algo', '')} {method}".lower()
-        or method == "MIXED_PRECISION"
-    ):
-        experts = "nvfp4"
-    index = section.get("index_k_quant_type")
-    # attention in FP8 with NVFP4 index keys is M3.1's "Q8KV4": pages are stored as NVFP4 (spec/model 7.20)
-    kv = (
-        "nvfp4"
-        if index == "nvfp4"
-        else {"FP8": "fp8", "NVFP4": "nvfp4"}.get(section.get("kv_cache_quant_algo", ""))
-    )
-    return QuantizationConfig(
-        projections=projections, experts=experts, kv_cache=kv, index_cache=index
-    )
-
-
-def _quantization_to_hf(quantization: QuantizationConfig) -> dict[str, Any] | None:
-    if quantization == QuantizationConfig():
-        return None
-    section: dict[str, Any] = {"activation_scheme": "dynamic", "weight_block_size": [1, 32]}
-    if quantization.projections == "mxfp8":
-        section |= {"quant_method": "mxfp8"}
-    if quantization.experts == "nvfp4":
-        section |= {
-            "group_size": 16,
-            "moe_quant_algo": "NVFP4",
-            "moe_quant_format": "nvfp4-pack-quantized",
-        }
-    if quantization.kv_cache is not None:
-        section |= {"kv_cache_quant_algo": "FP8", "attention_quant_algo": "FP8"}
-    if quantization.index_cache is not None:
-        section |= {"index_k_quant_type": quantization.index_cache}
-    return section

@@ -1,4 +1,6 @@
-"""The model's shape: one frozen, hashable `ModelConfig`, from a checkpoint's `config.json` or a preset."""
+"""The model's shape: one frozen, hashable `ModelConfig`, from a checkpoint's `config.json` or a
+preset.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ from configs.parts import (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A MiniMax-M3 family model. `sparse_layers` and `moe_layers` are independent lists, one entry a layer."""
+    """A MiniMax-M3 family model. `sparse_layers` and `moe_layers` are independent lists, one entry
+    a layer.
+    """
 
     vocab_size: int  # V, rows of the embedding
     num_tokens: int  # rows that are tokens; the rest is padding and never sampled
@@ -52,14 +56,17 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, root: Mapping[str, Any], drafter: Mapping[str, Any] | None = None) -> Self:
-        """The config of a checkpoint, from its parsed `config.json` (and `dspark/config.json`, if it has one).
+        """The config of a checkpoint, from its parsed `config.json` (and `dspark/config.json`, if
+        it has one).
 
         Raises ValueError with one sentence for a key that is missing or a value that cannot be.
         """
         return cls(**hf.read(root, drafter))
 
     def to_hf(self) -> dict[str, Any]:
-        """The `config.json` that `from_hf` reads back to the same config, in the released files' keys."""
+        """The `config.json` that `from_hf` reads back to the same config, in the released files'
+        keys.
+        """
         return hf.write(self)
 
     @property

@@ -1,6 +1,7 @@
 """The parts of a model's shape: attention, indexer, MLP, experts, drafter, stored formats.
 
-Each refuses an impossible combination in one sentence. Letters in comments are those of `sharding.axes`.
+Each refuses an impossible combination in one sentence. Letters in comments are those of
+`sharding.axes`.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ def check_positive(part: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
-    """Grouped-query attention with per-head norms and rotary embedding on the first `rotary_dim` of H."""
+    """Grouped-query attention with per-head norms and rotary embedding on the first `rotary_dim` of
+    H.
+    """
 
     num_heads: int  # N
     num_kv_heads: int  # K
@@ -46,7 +49,9 @@ class AttentionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexerConfig:
-    """MSA's indexer: K index heads share one index key; each query keeps its best `top_k` blocks of `block_size` tokens."""
+    """MSA's indexer: K index heads share one index key; each query keeps its best `top_k` blocks of
+    `block_size` tokens.
+    """
 
     num_heads: int
     head_dim: int  # I
@@ -94,7 +99,9 @@ class MoEConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
-    """DSpark: a small sliding-window transformer over the target's hidden states of `target_layers`."""
+    """DSpark: a small sliding-window transformer over the target's hidden states of
+    `target_layers`.
+    """
 
     num_layers: int
     dense_dim: int
@@ -111,7 +118,9 @@ class DrafterConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
-    """What a checkpoint stores: the format of projections, of routed experts and of the two caches."""
+    """What a checkpoint stores: the format of projections, of routed experts and of the two
+    caches.
+    """
 
     projections: WeightFormat = "bf16"
     experts: WeightFormat = "bf16"

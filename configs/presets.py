@@ -33,7 +33,9 @@ def m3() -> ModelConfig:
 
 
 def m3_1_flash() -> ModelConfig:
-    """MiniMax-M3.1-Flash: sparse attention in every layer, NVFP4 experts and caches, DSpark (spec/model 1.3)."""
+    """MiniMax-M3.1-Flash: sparse attention in every layer, NVFP4 experts and caches, DSpark
+    (spec/model 1.3).
+    """
     return replace(
         m3(),
         sparse_layers=(True,) * 60,
@@ -75,7 +77,9 @@ def tiny() -> ModelConfig:
 
 
 def tiny_random() -> ModelConfig:
-    """T0 of spec/field_cases: dense then sparse layers, two chosen blocks, a padded vocabulary; for random weights."""
+    """T0 of spec/field_cases: dense then sparse layers, two chosen blocks, a padded vocabulary; for
+    random weights.
+    """
     return ModelConfig(
         vocab_size=384,
         num_tokens=300,

@@ -1,13 +1,13 @@
-"""MSA attention: an indexer picks blocks, the heads attend to just those; every key is seen through the cache format.
+"""MSA attention: an indexer picks blocks, the heads attend to just those; every key is seen through
+the cache format.
 
-Without a cache the keys are this batch's own tiles, passed through the format; with one they are written to pages and
-read back. Everything after that is the same code.
+Without a cache the keys are this batch's own tiles, passed through the format; with one they are
+written to pages and read back. Everything after that is the same code.
 """
 
 from dataclasses import dataclass, field
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
@@ -134,17 +134,21 @@ class Attention(nnx.Module):
         k = norm_rope(rows.k, t.k_norm, t.cos, t.sin, t.eps)
         index_k = None
         if rows.index_k is not None and t.index_norm is not None:
-            index_k = blocks(norm_rope(rows.index_k, t.index_norm, t.cos, t.sin, t.eps), formats.index)
+            index_k = blocks(
+                norm_rope(rows.index_k, t.index_norm, t.cos, t.sin, t.eps), formats.index
+            )
         return Keys(k=blocks(k, formats.kv), v=blocks(rows.v, formats.kv), index_k=index_k)
 
 
 class Indexer(nnx.Module):
-    """K index heads and one shared index key; head g chooses for key/value head g (spec/model 2.8)."""
+    """K index heads and one shared index key; head g chooses for key/value head g (spec/model
+    2.8).
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         c, dim = config.indexer, config.hidden_size
         self.q_proj = Linear(c.num_heads * c.head_dim, dim, ("index_heads", "embed"), rngs)
-        self.k_proj = Linear(c.head_dim, dim, ("index_dim", "embed"), rngs)
+        self.k_proj = Linear(c.head_dim, dim, (None, "embed"), rngs)
         self.q_norm = GemmaNorm(c.head_dim, config.norm_eps)
         self.k_norm = GemmaNorm(c.head_dim, config.norm_eps)
         self.config = c

@@ -1,4 +1,6 @@
-"""What persists between steps: the page pool, and the layout that a model, its formats and its rank's heads give it."""
+"""What persists between steps: the page pool, and the layout that a model, its formats and its
+rank's heads give it.
+"""
 
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +13,9 @@ from pallas_kernels.layouts.pages import Pages
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
 
 
-def pool_layout(config: ModelConfig, formats: CacheFormats, local_heads: int | None = None) -> PoolLayout:
+def pool_layout(
+    config: ModelConfig, formats: CacheFormats, local_heads: int | None = None
+) -> PoolLayout:
     """The layout of a rank that holds `local_heads` key/value heads (all by default)."""
     attention, indexer, drafter = config.attention, config.indexer, config.drafter
     return PoolLayout(

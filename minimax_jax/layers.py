@@ -17,7 +17,9 @@ def normal(rngs: nnx.Rngs, *shape: int) -> Float[Array, "..."]:
 
 
 class Linear(nnx.Module):
-    """y = x W^T (+ the adapter's low-rank part), summed in float32. The weight may be stored in any format."""
+    """y = x W^T (+ the adapter's low-rank part), summed in float32. The weight may be stored in any
+    format.
+    """
 
     def __init__(self, out_dim: int, in_dim: int, axes: tuple[str, str], rngs: nnx.Rngs):
         self.weight = nnx.Param(normal(rngs, out_dim, in_dim), axes=axes)
@@ -39,7 +41,7 @@ class GemmaNorm(nnx.Module):
     """RMS norm with weight (1 + w); w is stored as it is in the checkpoint, centred on 0."""
 
     def __init__(self, dim: int, eps: float):
-        self.weight = nnx.Param(jnp.zeros(dim), axes=("norm",))
+        self.weight = nnx.Param(jnp.zeros(dim), axes=(None,))
         self.eps = eps
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:

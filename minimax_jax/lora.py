@@ -1,7 +1,9 @@
-"""Adapters: y = base(x) + s (x A) B, summed in float32; a tree of `LowRank` that mirrors the model's own.
+"""Adapters: y = base(x) + s (x A) B, summed in float32; a tree of `LowRank` that mirrors the
+model's own.
 
-An adapter is a plain argument of every step, beside the weights and never inside them: nested dicts by attribute name
-(layers by their number as text), with `LowRank` leaves where a linear has one. `None` anywhere means "none below here".
+An adapter is a plain argument of every step, beside the weights and never inside them: nested dicts
+by attribute name (layers by their number as text), with `LowRank` leaves where a linear has one.
+`None` anywhere means "none below here".
 """
 
 from collections.abc import Mapping
@@ -20,7 +22,9 @@ Adapter = Mapping[str, Any] | None
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class LowRank:
-    """One linear's adapter; for experts both matrices have a leading E. `scale` is alpha / rank, kept out of the matrices."""
+    """One linear's adapter; for experts both matrices have a leading E. `scale` is alpha / rank,
+    kept out of the matrices.
+    """
 
     a: Float[Array, "*E R D"]
     b: Float[Array, "*E F R"]

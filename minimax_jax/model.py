@@ -1,7 +1,9 @@
-"""MiniMax-M3: embedding, decoder layers (attention, then MLP or experts, each behind a Gemma norm), final norm, head.
+"""MiniMax-M3: embedding, decoder layers (attention, then MLP or experts, each behind a Gemma norm),
+final norm, head.
 
-One definition, three ways through it: packed without a cache, prefill into pages, decode from pages. The layers are walked
-by a plain loop over one jitted block, so that a kind of layer is traced once; what differs by layer is passed in.
+One definition, three ways through it: packed without a cache, prefill into pages, decode from
+pages. The layers are walked by a plain loop over one jitted block, so that a kind of layer is
+traced once; what differs by layer is passed in.
 """
 
 from collections.abc import Sequence
@@ -73,10 +75,11 @@ class Model(nnx.Module):
         remat: bool = False,
         taps: Sequence[int] = (),
     ) -> tuple[Float[Array, "B Q D"], Cache | None, list[Float[Array, "B Q D"]]]:
-        """The residual stream after the last layer (before the final norm), the cache, and the stream after each tapped layer.
+        """The residual stream after the last layer (before the final norm), the cache, and the
+        stream after each tapped layer.
 
-        Without a cache the batch's tiles are its own keys (`minimax_jax.batch.pack`). `remat` recomputes each layer in the
-        backward pass.
+        Without a cache the batch's tiles are its own keys (`minimax_jax.batch.pack`). `remat`
+        recomputes each layer in the backward pass.
         """
         context = Context.of(batch, self.config, layout)
         x = self.embedding.get_value()[batch.tokens].astype(self.dtype)
@@ -94,7 +97,9 @@ class Model(nnx.Module):
     def logits(
         self, hidden: Float[Array, "*rows D"], adapter: Adapter = None
     ) -> Float[Array, "*rows V"]:
-        """float32 logits over all V rows of the head; ids from `config.num_tokens` on are padding, -inf."""
+        """float32 logits over all V rows of the head; ids from `config.num_tokens` on are padding,
+        -inf.
+        """
         logits = self.head.float32(self.norm(hidden), part(adapter, "head"))
         padding = jnp.arange(self.config.vocab_size) >= self.config.num_tokens
         return jnp.where(padding, -jnp.inf, logits)

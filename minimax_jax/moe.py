@@ -1,4 +1,6 @@
-"""Mixture of experts: sigmoid router with a selection bias, routed experts over sorted tokens, one shared expert."""
+"""Mixture of experts: sigmoid router with a selection bias, routed experts over sorted tokens, one
+shared expert.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +16,19 @@ from pallas_kernels.grouped_matmul import grouped_matmul
 
 
 class Router(nnx.Module):
-    """Scores and chooses experts in float32. The bias takes part in the choice only (spec/model 2.11)."""
+    """Scores and chooses experts in float32. The bias takes part in the choice only (spec/model
+    2.11).
+    """
 
     def __init__(self, dim: int, config: MoEConfig, rngs: nnx.Rngs):
         self.weight = nnx.Param(normal(rngs, config.num_experts, dim), axes=("experts", "embed"))
         self.bias = nnx.Param(jnp.zeros(config.num_experts), axes=("experts",))
         self.config = config
 
-    def __call__(
-        self, x: Float[Array, "T D"]
-    ) -> tuple[Int[Array, "T X"], Float[Array, "T X"]]:
-        """Expert ids (equal scores: the lower id) and mixing weights, which sum to `routed_scale`."""
+    def __call__(self, x: Float[Array, "T D"]) -> tuple[Int[Array, "T X"], Float[Array, "T X"]]:
+        """Expert ids (equal scores: the lower id) and mixing weights, which sum to
+        `routed_scale`.
+        """
         weight = self.weight.get_value().astype(jnp.float32)
         logits = jnp.einsum("TD,ED->TE", x.astype(jnp.float32), weight, precision="highest")
         scores = jax.nn.sigmoid(logits)

@@ -1,6 +1,8 @@
-"""Which implementation of an op runs: the first of its table that does not refuse, or the one asked for by name.
+"""Which implementation of an op runs: the first of its table that does not refuse, or the one asked
+for by name.
 
-A refusal is a sentence. When every implementation refuses, the caller gets all the sentences at once.
+A refusal is a sentence. When every implementation refuses, the caller gets all the sentences at
+once.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +16,9 @@ def accepts(*args: Any, **options: Any) -> None:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute an op; `refuse` gets the op's arguments and returns a sentence, or None if it can run them."""
+    """One way to compute an op; `refuse` gets the op's arguments and returns a sentence, or None if
+    it can run them.
+    """
 
     name: str
     run: Callable[..., Any]
@@ -24,7 +28,9 @@ class Implementation:
 def choose(
     table: Sequence[Implementation], name: str | None, *args: Any, **options: Any
 ) -> Implementation:
-    """The implementation for these arguments. Raises ValueError when the named one, or every one, refuses."""
+    """The implementation for these arguments. Raises ValueError when the named one, or every one,
+    refuses.
+    """
     candidates = [one for one in table if name in (None, one.name)]
     if not candidates:
         known = ", ".join(one.name for one in table)

@@ -1,4 +1,6 @@
-"""block_select: index queries x index keys -> the blocks each query attends to (MSA's indexer, spec/model 2.8)."""
+"""block_select: index queries x index keys -> the blocks each query attends to (MSA's indexer,
+spec/model 2.8).
+"""
 
 from jaxtyping import Array, Float, Int
 
@@ -20,11 +22,13 @@ def block_select(
     local_blocks: int = 1,
     implementation: str | None = None,
 ) -> Int[Array, "B Q K C"]:
-    """Logical ids of the min(C, causal) best blocks of each query and key/value head; -1 in unused places.
+    """Logical ids of the min(C, causal) best blocks of each query and key/value head; -1 in unused
+    places.
 
-    A block's score is the maximum over its causal keys. The newest `local_blocks` and the first `init_blocks` are always
-    in and count inside C. Equal scores: the lower id. NaN scores lose to every number. A query at position -1 is padding
-    and gets -1 everywhere. `block_table` holds physical block ids by logical id. The order of ids carries no meaning.
+    A block's score is the maximum over its causal keys. The newest `local_blocks` and the first
+    `init_blocks` are always in and count inside C. Equal scores: the lower id. NaN scores lose to
+    every number. A query at position -1 is padding and gets -1 everywhere. `block_table` holds
+    physical block ids by logical id. The order of ids carries no meaning.
     """
     args = (index_q, index_k, block_table, positions)
     options = {"top_k": top_k, "init_blocks": init_blocks, "local_blocks": local_blocks}

@@ -19,9 +19,11 @@ def grouped_matmul(
     out_dtype: DTypeLike = jnp.float32,
     implementation: str | None = None,
 ) -> Float[Array, "M F"]:
-    """Row m of x times W_e^T, where e is the group that m falls in: the first group_sizes[0] rows are expert 0's, and so on.
+    """Row m of x times W_e^T, where e is the group that m falls in: the first group_sizes[0] rows
+    are expert 0's, and so on.
 
-    `weights` is [E, F, D] in any stored format; sums are float32. Rows beyond the last group are unspecified.
+    `weights` is [E, F, D] in any stored format; sums are float32. Rows beyond the last group are
+    unspecified.
     """
     chosen = choose(TABLE, implementation, x, weights, group_sizes)
     return chosen.run(x, weights, group_sizes, out_dtype=out_dtype)

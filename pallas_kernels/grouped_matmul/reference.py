@@ -1,7 +1,9 @@
-"""grouped_matmul in plain jnp: cut the sorted rows into tiles of one expert each, multiply tile by tile.
+"""grouped_matmul in plain jnp: cut the sorted rows into tiles of one expert each, multiply tile by
+tile.
 
-Every group is padded up to whole tiles, so the work is at most (M + E x tile) rows, not M x E; `jax.lax.ragged_dot` would compute
-every row with every expert. The tile is about the mean group, so that neither padding nor copied weights dominate.
+Every group is padded up to whole tiles, so the work is at most (M + E x tile) rows, not M x E;
+`jax.lax.ragged_dot` would compute every row with every expert. The tile is about the mean group, so
+that neither padding nor copied weights dominate.
 """
 
 import jax

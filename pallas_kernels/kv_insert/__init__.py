@@ -1,9 +1,10 @@
 """kv_insert: norm, rotate, quantise and write new keys and values into pages, in place.
 
-`norm_rope` is the first half on its own: queries, and the packed path without a cache, need just that.
+`norm_rope` is the first half on its own: queries, and the packed path without a cache, need just
+that.
 """
 
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, UInt8
 
 from pallas_kernels.dispatch import Implementation, choose
 from pallas_kernels.kv_insert import reference
@@ -25,7 +26,8 @@ def kv_insert(
     *,
     implementation: str | None = None,
 ) -> UInt8[Array, "P lines 128"]:
-    """The pool with `rows` of one layer written at `slots`; `line` is the layer's first line in a block's row.
+    """The pool with `rows` of one layer written at `slots`; `line` is the layer's first line in a
+    block's row.
 
     Padding tokens have block id -1 and are dropped.
     """

@@ -1,4 +1,6 @@
-"""kv_insert in plain jnp: k' = rope(norm(k)), index key likewise, v as it is; then the format's bytes into the page."""
+"""kv_insert in plain jnp: k' = rope(norm(k)), index key likewise, v as it is; then the format's
+bytes into the page.
+"""
 
 from dataclasses import dataclass, field
 
@@ -57,7 +59,9 @@ def norm_rope(
     sin: Float[Array, "*rows r"],
     eps: float,
 ) -> Float[Array, "*rows heads H"]:
-    """Per-head Gemma norm, then NeoX rotation of the first 2r dimensions (pairs i, i + r), in float32 (spec/model 2.5-2.6)."""
+    """Per-head Gemma norm, then NeoX rotation of the first 2r dimensions (pairs i, i + r), in
+    float32 (spec/model 2.5-2.6).
+    """
     half = cos.shape[-1]
     y = gemma_norm(x.astype(jnp.float32), weight, eps)
     a, b, rest = y[..., :half], y[..., half : 2 * half], y[..., 2 * half :]

@@ -19,15 +19,22 @@ _TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _DOUBLED_MAGNITUDES = 0xC8643210  # hex digit k is twice the magnitude of code k
 
 
-def round_to(x: Float32[Array, "*axes"]) -> UInt8[Array, "*axes"]:
-    """Codes, one a byte: nearest, ties to the even code, saturating at +-6; NaN becomes 0 or 8.
+def round_to(
+    x: Float32[Array, "*axes"], step: Float32[Array, "..."] | float = 1.0
+) -> UInt8[Array, "*axes"]:
+    """Codes of x / step, one a byte: nearest, ties to the even code, saturating at +-6.
 
-    The sign is kept: -0.0, and negative values that round to zero, become 8.
+    The sign is kept: -0.0, and negative values that round to zero, become 8. NaN becomes 0 or 8.
+
+    Nothing is divided (see `nvfp4`): |x| is compared with the halfway points times the step. These
+    products are exact if the step has at most 21 significant bits, such as every E4M3 scale times a
+    power of two, and x / step in float32 then rounds to the same codes. For other steps the two may
+    differ where x is within a float32 rounding of a tie.
     """
     magnitude = jnp.abs(x)
     codes = jnp.zeros(x.shape, jnp.uint32)
     for k, tie in enumerate(_TIES):
-        above = magnitude >= tie if k % 2 else magnitude > tie
+        above = magnitude >= tie * step if k % 2 else magnitude > tie * step
         codes = codes + above.astype(jnp.uint32)
     sign = (jax.lax.bitcast_convert_type(x, jnp.uint32) >> 28) & 8
     return (codes | sign).astype(jnp.uint8)

@@ -53,8 +53,8 @@ def to_float(codes: Float8e4m3fn[Array, "..."] | UInt8[Array, "..."]) -> Float32
     return jnp.where((bits & 0x7F) == NAN, jnp.nan, value)
 
 
-def to_bits(codes: Float8e4m3fn[Array, "..."] | UInt8[Array, "..."]) -> UInt8[Array, "..."]:
-    """The bytes of E4M3 codes (bytes are returned as they are)."""
+def to_bits(codes: Array) -> UInt8[Array, "..."]:
+    """The bytes of E4M3 codes (bytes are returned as they are); ValueError otherwise."""
     if codes.dtype not in (jnp.float8_e4m3fn, jnp.uint8):
         raise ValueError(f"expected float8_e4m3fn or uint8 codes, got {codes.dtype}")
     return jax.lax.bitcast_convert_type(codes, jnp.uint8)

@@ -37,6 +37,8 @@ def encode(
         scale = e4m3((amax * float32(1/6)) / outer)     amax = max |x| over 16 elements
         code  = e2m1(x / (scale * outer))               both round to nearest even and saturate
 
+    The second division is not carried out but decided by comparison, see `e2m1.round_to`, so that
+    with outer = 1 the bytes are the same on every device.
     amax is *multiplied* by float32(1/6), which is 0.16666667163..., not divided by 6. A scale of 0
     makes all 16 codes 0, -0.0 included; in any other group the sign is kept, so that -0.0 and small
     negative values become code 8. Bounds, with outer = 1: a group with amax up to 6 * 2^-10 =
@@ -49,7 +51,7 @@ def encode(
     amax = jnp.max(jnp.abs(groups), axis=-1)
     scales = e4m3.round_to(_divide(amax * _SIXTH, outer))
     steps = (e4m3.to_float(scales) * outer)[..., None]
-    codes = jnp.where(steps == 0, jnp.uint8(0), e2m1.round_to(_divide(groups, steps)))
+    codes = jnp.where(steps == 0, jnp.uint8(0), e2m1.round_to(groups, steps))
     return e2m1.pack(codes.reshape(x.shape)), scales
 
 
@@ -101,7 +103,10 @@ class NVFP4Tensor:
         return 1 / self.outer if self.divides else self.outer
 
     def dequantize(self, dtype: Any = jnp.float32) -> Float[Array, "..."]:
-        """The values: e2m1 * scale, exact, then times or divided by `outer`, rounded once."""
+        """The values: e2m1 * scale, exact, then times or divided by `outer`, rounded once.
+
+        (On a GPU the quotient is within 2 units in the last place.)
+        """
         values = _in_groups(self.codes, self.scales)
         outer = self.outer[..., None, None, None]
         values = _divide(values, outer) if self.divides else values * outer
@@ -178,8 +183,9 @@ def _divide(x: Float32[Array, "*axes"], divisor: ArrayLike) -> Float32[Array, "*
     """x / divisor, rounded once.
 
     XLA multiplies by the rounded reciprocal where the divisor is a constant or is broadcast (a
-    quarter of all results are then off by one unit, ties of the grid among them), also across an
-    `optimization_barrier`. A divisor that depends on each element of x it has to divide by.
+    quarter of all results are then one unit off, ties among them), also across an
+    `optimization_barrier`. By a divisor that depends on each element of x it has to divide: exactly
+    on a CPU; a GPU's own division is within 2 units in the last place.
     """
     return x / jnp.where(jnp.isnan(x), jnp.float32(1), jnp.float32(divisor))
 

@@ -1,6 +1,8 @@
-"""Where an attention op reads keys and values from: pages of the pool, or plain arrays of blocks (training).
+"""Where an attention op reads keys and values from: pages of the pool, or plain arrays of blocks
+(training).
 
-Both answer `read(source, block_ids)` with float32 rows of whole blocks, so every op has one meaning for both.
+Both answer `read(source, block_ids)` with float32 rows of whole blocks, so every op has one meaning
+for both.
 """
 
 from dataclasses import dataclass, field
@@ -57,7 +59,9 @@ Source = Pages | Blocks
 def read(
     source: Source, block_ids: Int[Array, "*batch heads C"]
 ) -> Float[Array, "*batch heads C Z width"]:
-    """float32 rows of whole blocks, each head's from its own ids; rows of id -1 are unspecified but finite in `Blocks`."""
+    """float32 rows of whole blocks, each head's from its own ids; rows of id -1 are unspecified but
+    finite in `Blocks`.
+    """
     if isinstance(source, Pages):
         return gather(source.pool, source.component, source.line, block_ids, source.compute)
     values_PhZw = source.values.swapaxes(1, 2).astype(jnp.float32)

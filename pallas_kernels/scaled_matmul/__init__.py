@@ -20,6 +20,8 @@ def scaled_matmul(
     out_dtype: DTypeLike = jnp.float32,
     implementation: str | None = None,
 ) -> Float[Array, "*rows F"]:
-    """x W^T for a weight [F, D] in any stored format, accumulated in float32 (weight-only: x keeps its precision)."""
+    """x W^T for a weight [F, D] in any stored format, accumulated in float32 (weight-only: x keeps
+    its precision).
+    """
     chosen = choose(TABLE, implementation, x, weight)
     return chosen.run(x, weight, out_dtype=out_dtype)

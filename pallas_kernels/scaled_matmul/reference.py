@@ -10,7 +10,9 @@ from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
 
 
 def expand(weight: Array | MXFP8Tensor | NVFP4Tensor, dtype: DTypeLike) -> Float[Array, "..."]:
-    """A weight's values in a compute dtype; e2m1 x e4m3 scales are exact in bf16 but for the outer scale's rounding."""
+    """A weight's values in a compute dtype; e2m1 x e4m3 scales are exact in bf16 but for the outer
+    scale's rounding.
+    """
     if isinstance(weight, jax.Array):
         return weight.astype(dtype)
     return weight.dequantize(dtype)

@@ -1,7 +1,9 @@
-"""sparse_attention: attention over each query's chosen blocks -> (out, lse); `dense_attention` is the case "all blocks".
+"""sparse_attention: attention over each query's chosen blocks -> (out, lse); `dense_attention` is
+the case "all blocks".
 
-Prefill and decode are one meaning: B tiles of Q queries, each tile one sequence with its own block table (a decode step has
-Q of 1 to 8, a prefill tile as many as the caller cuts). Partial results of several ranks merge by their lse.
+Prefill and decode are one meaning: B tiles of Q queries, each tile one sequence with its own block
+table (a decode step has Q of 1 to 8, a prefill tile as many as the caller cuts). Partial results of
+several ranks merge by their lse.
 """
 
 from jaxtyping import Array, Float, Int
@@ -28,10 +30,12 @@ def sparse_attention(
     scale: float,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B Q N"]]:
-    """Softmax attention of each query over the causal keys of its blocks (logical ids, -1 unused, any order, distinct).
+    """Softmax attention of each query over the causal keys of its blocks (logical ids, -1 unused,
+    any order, distinct).
 
-    Head n reads key/value head n // (N / K). Returns the output in q's dtype and the float32 log-sum-exp of scaled scores.
-    A query without keys (padding: position -1, or only -1 ids) gives zeros and -inf. Source: spec/model 2.9.
+    Head n reads key/value head n // (N / K). Returns the output in q's dtype and the float32
+    log-sum-exp of scaled scores. A query without keys (padding: position -1, or only -1 ids) gives
+    zeros and -inf. Source: spec/model 2.9.
     """
     args = (q, k, v, block_ids, block_table, positions)
     return choose(SPARSE, implementation, *args, scale=scale).run(*args, scale=scale)

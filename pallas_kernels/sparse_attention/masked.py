@@ -1,7 +1,9 @@
-"""Attention over whole contexts with a mask: dense attention, and sparse attention where the context is short.
+"""Attention over whole contexts with a mask: dense attention, and sparse attention where the
+context is short.
 
-A tile reads its blocks once for all its queries and multiplies proper matrices, so below a few times C blocks this beats
-gathering per query; above that it would compute mostly what the mask throws away, and refuses.
+A tile reads its blocks once for all its queries and multiplies proper matrices, so below a few
+times C blocks this beats gathering per query; above that it would compute mostly what the mask
+throws away, and refuses.
 """
 
 import jax
@@ -12,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.layouts.pages import Source, read
 from pallas_kernels.sparse_attention.reference import masked_softmax_attention
 
-_MAX_WASTE = 8  # context blocks a chosen block up to which the mask is cheaper (CPU, 2 cores, tiny model's shapes)
+# context blocks a chosen block up to which the mask is cheaper (CPU, 2 cores, tiny's shapes)
+_MAX_WASTE = 8
 _MAX_SCORES = 1 << 25  # float32 scores held at once
 
 
@@ -80,4 +83,3 @@ def _attend_tile(q_QNH, chosen_QkP, table_P, positions_Q, k: Source, v: Source, 
     out, lse = masked_softmax_attention(q_KGH, keys, values, visible, scale)
     out = out.reshape(K, N // K, Q, H).transpose(2, 0, 1, 3).reshape(Q, N, H)
     return out, lse.reshape(K, N // K, Q).transpose(2, 0, 1).reshape(Q, N)
-

@@ -1,6 +1,8 @@
-"""sparse_attention in plain jnp: gather each query's chosen blocks and nothing else, then a float32 softmax over them.
+"""sparse_attention in plain jnp: gather each query's chosen blocks and nothing else, then a float32
+softmax over them.
 
-Work and memory a query are C x Z keys whatever the context; queries are walked in groups that gather at most 256 MiB.
+Work and memory a query are C x Z keys whatever the context; queries are walked in groups that
+gather at most 256 MiB.
 """
 
 import jax
@@ -60,7 +62,9 @@ def masked_softmax_attention(
     visible: Bool[Array, "*batch #G S"],
     scale: float,
 ) -> tuple[Float[Array, "*batch G H"], Float[Array, "*batch G"]]:
-    """float32 softmax over the visible keys; (0, -inf) where none is. What lies under the mask never matters, NaN included."""
+    """float32 softmax over the visible keys; (0, -inf) where none is. What lies under the mask
+    never matters, NaN included.
+    """
     seen = jnp.any(visible, axis=-2)[..., None]
     keys, values = jnp.where(seen, keys, 0.0), jnp.where(seen, values, 0.0)
     q32 = q.astype(jnp.float32)

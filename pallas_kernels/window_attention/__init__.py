@@ -1,4 +1,6 @@
-"""window_attention: the drafter's attention: a sliding window of context pages plus its own block, both ways."""
+"""window_attention: the drafter's attention: a sliding window of context pages plus its own block,
+both ways.
+"""
 
 from jaxtyping import Array, Float, Int
 
@@ -24,8 +26,9 @@ def window_attention(
 ) -> Float[Array, "B Q N H"]:
     """Attention of Q draft queries at positions length .. length + Q - 1 (spec/dspark 1.3 e).
 
-    Query i sees context keys at positions (length + i - window, length) and all Q keys of its own block, later ones too.
-    The block's keys are operands and never enter the pages. A tile of length -1 is padding and sees its own block only.
+    Query i sees context keys at positions (length + i - window, length) and all Q keys of its own
+    block, later ones too. The block's keys are operands and never enter the pages. A tile of length
+    -1 is padding and sees its own block only.
     """
     args = (q, k, v, block_k, block_v, block_table, lengths)
     return choose(TABLE, implementation, *args).run(*args, window=window, scale=scale)

@@ -1,4 +1,6 @@
-"""window_attention in plain jnp: gather the pages that the window can touch, append the block's own keys, mask, softmax."""
+"""window_attention in plain jnp: gather the pages that the window can touch, append the block's own
+keys, mask, softmax.
+"""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int

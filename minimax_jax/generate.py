@@ -1,0 +1,125 @@
+"""generate: prompts or chats in, completions (or a stream of deltas) out, in waves of sequences of
+like length.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from minimax_jax.completion import Completion, Delta, Prompt
+from minimax_jax.loaded import LoadedModel, check_tokens
+from minimax_jax.sampling import SamplingParams
+from minimax_jax.wave import GenerateOptions, Wave
+
+MAX_SEQUENCES = 128  # in one wave; more prompts run in further waves
+
+PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+def generate(
+    loaded: LoadedModel,
+    prompts: PromptLike | Sequence[PromptLike],
+    *,
+    max_tokens: int = 256,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    stop: str | Sequence[str] = (),
+    logprobs: int | None = None,
+    stream: bool = False,
+    **template_options: Any,
+) -> list[Completion] | Iterator[Delta]:
+    """Completions in the order of the prompts, or with `stream` an iterator of `Delta`.
+
+    A prompt is text, token ids, or a chat (a list of messages, rendered by the checkpoint's
+    template with `template_options`); one alone or a list. Sequence i draws with seed + i.
+    Temperature 0 is greedy. `stop` strings match anywhere in what is generated, the thought
+    included. Raises ValueError with one sentence before anything runs: an empty prompt, one longer
+    than the context, an impossible option.
+    """
+    sampling = SamplingParams(
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
+    )
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    options = GenerateOptions(
+        max_tokens=max_tokens,
+        stop=stops,
+        stop_ids=() if loaded.tokenizer is None else loaded.tokenizer.stop_ids,
+        logprobs=logprobs,
+    )
+    read = [read_prompt(loaded, one, template_options) for one in _as_list(prompts)]
+    _check(loaded, read, options)
+    deltas = _waves(loaded, read, sampling, options)
+    if stream:
+        return deltas
+    done = {d.index: d.completion for d in deltas if d.completion is not None}
+    return [done[i] for i in range(len(read))]
+
+
+def read_prompt(
+    loaded: LoadedModel, prompt: PromptLike, template_options: Mapping[str, Any]
+) -> Prompt:
+    """A prompt's ids. Raises ValueError when it needs a tokenizer or template that the checkpoint
+    lacks.
+    """
+    if not isinstance(prompt, str) and all(
+        isinstance(token, (int, np.integer)) for token in prompt
+    ):
+        return Prompt(ids=[int(token) for token in prompt])  # type: ignore[arg-type]
+    if loaded.tokenizer is None:
+        raise ValueError(f"{loaded.folder} has no tokenizer.json: give prompts as token ids")
+    if isinstance(prompt, str):
+        return Prompt(ids=loaded.tokenizer.encode(prompt))
+    if loaded.template is None:
+        raise ValueError(f"{loaded.folder} has no chat template: give prompts as text")
+    text = loaded.template.render(prompt, **template_options)
+    return Prompt(ids=loaded.tokenizer.encode(text), chat_text=text)
+
+
+def _as_list(prompts: Any) -> list[PromptLike]:
+    """One prompt or several: text, a list of ids and a list of messages are one each."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise ValueError(f"prompts of type {type(prompts).__name__} are not text, ids or messages")
+    alone = len(prompts) > 0 and isinstance(prompts[0], (int, np.integer, Mapping))
+    return [prompts] if alone else list(prompts)  # type: ignore[list-item]
+
+
+def _check(loaded: LoadedModel, prompts: list[Prompt], options: GenerateOptions) -> None:
+    config = loaded.config
+    if options.max_tokens < 1:
+        raise ValueError(f"max_tokens={options.max_tokens} is not at least 1")
+    if options.logprobs is not None and not 0 <= options.logprobs <= config.num_tokens:
+        raise ValueError(f"logprobs={options.logprobs} is not in 0..{config.num_tokens}")
+    if "" in options.stop:
+        raise ValueError("a stop string is empty")
+    if options.stop and loaded.tokenizer is None:
+        raise ValueError(f"stop strings need a tokenizer, and {loaded.folder} has none")
+    for i, prompt in enumerate(prompts):
+        if not prompt.ids:
+            raise ValueError(f"prompt {i} is empty")
+        check_tokens(np.asarray(prompt.ids), config)
+        total = len(prompt.ids) + options.max_tokens
+        if total > config.max_context:
+            raise ValueError(
+                f"prompt {i} has {len(prompt.ids)} tokens, which with max_tokens="
+                f"{options.max_tokens} is more than the context of {config.max_context}"
+            )
+
+
+def _waves(
+    loaded: LoadedModel, prompts: list[Prompt], sampling: SamplingParams, options: GenerateOptions
+) -> Iterator[Delta]:
+    """Runs all prompts, those of like length together."""
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].ids))
+    for first in range(0, len(order), MAX_SEQUENCES):
+        rows = order[first : first + MAX_SEQUENCES]
+        params = [replace(sampling, seed=(sampling.seed + i) % 2**63) for i in rows]
+        wave = Wave.start(loaded, [prompts[i] for i in rows], params, options)
+        while wave.running:
+            yield from (replace(delta, index=rows[delta.index]) for delta in wave.advance())

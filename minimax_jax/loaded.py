@@ -1,0 +1,170 @@
+"""A model ready for use: weights, tokenizer, chat template and cache formats, from a bundled name,
+a folder or a hub name.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from configs.model import ModelConfig
+from minimax_jax import checkpoint
+from minimax_jax.batch import pack
+from minimax_jax.cache import pool_layout
+from minimax_jax.chat import ChatTemplate, Tokenizer
+from minimax_jax.chat.template import TEMPLATE_FILE
+from minimax_jax.lora import Adapter
+from minimax_jax.model import Model
+from minimax_jax.steps import bucket, score
+from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
+
+ASSETS = Path(__file__).parent / "assets"
+_COMPUTE = {"float32": "f32", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """What `load` returns. A folder without a tokenizer or template has None there."""
+
+    model: Model
+    formats: CacheFormats
+    folder: Path
+    tokenizer: Tokenizer | None = None
+    template: ChatTemplate | None = None
+    mesh: Mesh | None = None
+    adapter: Adapter = None
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self.model.config
+
+    def on_mesh(self) -> AbstractContextManager[Any]:
+        """The context that steps of this model run in."""
+        return nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
+
+    @property
+    def layout(self) -> PoolLayout:
+        """The layout of a cache for this model."""
+        return pool_layout(self.config, self.formats)
+
+
+def load(
+    name_or_path: str | Path,
+    dtype: DTypeLike | None = None,
+    kv: str | None = None,
+    index: str | None = None,
+    mesh: Mesh | None = None,
+    revision: str | None = None,
+    *,
+    compute: str = "exact",
+    progress: Callable[[str, int], None] | None = None,
+) -> LoadedModel:
+    """Loads a bundled model ("tiny"), a folder, or a hub name ("MiniMaxAI/MiniMax-M3.1-Flash",
+    `revision` as there).
+
+    `dtype` is that of activations and plain weights: float32 on the CPU, bfloat16 elsewhere by
+    default. `kv` and `index` ("f32", "bf16", "fp8", "nvfp4") are the cache formats; by default what
+    the checkpoint's quantisation names, else the compute dtype. `compute` is "exact" or "e4m3"
+    (`CacheFormats`). Raises ValueError with one sentence, before anything is changed, for an
+    unknown name, an impossible option or a damaged checkpoint.
+    """
+    default = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    dtype = jnp.dtype(default if dtype is None else dtype)
+    if dtype.name not in _COMPUTE:
+        raise ValueError(f"dtype {dtype.name} is not one of {', '.join(_COMPUTE)}")
+    folder = find(name_or_path, revision)
+    config = checkpoint.read_config(folder)
+    stored = config.quantization
+    formats = CacheFormats(
+        kv=kv or stored.kv_cache or _COMPUTE[dtype.name],
+        index=index or stored.index_cache or _COMPUTE[dtype.name],
+        compute=compute,
+    )
+    pool_layout(config, formats)  # refuses an impossible pair before any weight is read
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    tokenizer = Tokenizer.load(folder) if has_tokenizer else None
+    model, _ = checkpoint.load_model(folder, dtype=dtype, mesh=mesh, progress=progress)
+    return LoadedModel(
+        model=model,
+        formats=formats,
+        folder=folder,
+        tokenizer=tokenizer,
+        template=ChatTemplate.load(folder) if has_template(folder) else None,
+        mesh=mesh,
+    )
+
+
+def find(name_or_path: str | Path, revision: str | None = None) -> Path:
+    """The folder of a bundled name, a path, or a hub name (fetched, or taken from the hub's local
+    cache).
+    """
+    path = Path(name_or_path)
+    bundled = ASSETS / str(name_or_path)
+    if len(path.parts) == 1 and (bundled / "config.json").is_file():
+        return bundled
+    if path.is_dir():
+        return path
+    name = str(name_or_path)
+    is_hub_name = name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    if not is_hub_name:
+        known = ", ".join(sorted(p.parent.name for p in ASSETS.glob("*/config.json")))
+        raise ValueError(
+            f"{name!r} is neither a bundled model ({known}) nor a folder nor a hub name owner/model"
+        )
+    try:
+        return Path(huggingface_hub.snapshot_download(name, revision=revision))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"{name!r} could not be fetched from the hub: {reason}") from error
+
+
+def logits(
+    loaded: LoadedModel, tokens: np.ndarray | list[int], segment_ids: np.ndarray | None = None
+) -> Float[Array, "T V"]:
+    """float32 logits of every token of a pack [T], without a cache; padding ids are -inf.
+
+    `segment_ids` marks runs that do not see each other (-1: padding); one segment by default. Keys
+    are seen through the cache formats, so these are the logits that prefill and decode give, to
+    rounding.
+    """
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 1 or not len(tokens):
+        raise ValueError(f"tokens of shape {tokens.shape} are not a pack [T] of at least one token")
+    check_tokens(tokens, loaded.config)
+    segments = np.zeros(len(tokens), int) if segment_ids is None else np.asarray(segment_ids)
+    size = loaded.layout.block_size
+    batch, places = pack(tokens, segments, size)
+    tiles, width = (bucket(n) for n in batch.block_table.shape)
+    batch, places = pack(tokens, segments, size, num_tiles=tiles, table_width=width)
+    with loaded.on_mesh():
+        out = score(loaded.model, loaded.adapter, batch, loaded.layout)
+    return out.reshape(-1, out.shape[-1])[jnp.asarray(places)]
+
+
+def save(loaded: LoadedModel, folder: str | Path, format: str | None = None) -> None:
+    """Writes a complete checkpoint folder: weights ("m3.1", "mxfp8" or "bf16"; by default as they
+    are in memory), config, tokenizer, template and whatever else the source folder held.
+    """
+    checkpoint.save_model(loaded.model, folder, format=format, source=loaded.folder)
+
+
+def has_template(folder: Path) -> bool:
+    """Whether a checkpoint folder brings a chat template."""
+    return (folder / TEMPLATE_FILE).is_file()
+
+
+def check_tokens(tokens: np.ndarray, config: ModelConfig) -> None:
+    """Raises ValueError for an id outside the vocabulary."""
+    bad = tokens[(tokens < 0) | (tokens >= config.num_tokens)]
+    if len(bad):
+        raise ValueError(f"token id {bad[0]} is not in 0..{config.num_tokens - 1}")

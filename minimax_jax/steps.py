@@ -1,0 +1,144 @@
+"""The jitted steps: prefill a chunk, decode k tokens, score a pack. Pure: cache in, cache out,
+everything an argument.
+
+The cache is donated; the caller keeps the one that comes back. Serving schedules these steps, RL
+runs them in lock-step.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from minimax_jax.batch import Batch
+from minimax_jax.cache import Cache
+from minimax_jax.lora import Adapter
+from minimax_jax.model import Model
+from minimax_jax.sampling import SamplingState, sample
+from pallas_kernels.layouts.pool import PoolLayout
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class DecodeState:
+    """B sequences between two decode steps: the logits of the next token and where it goes."""
+
+    logits: Float[Array, "B V"]
+    positions: Int[Array, "B"]  # of the next token
+    limits: Int[Array, "B"]  # the first position that is not generated any more
+    running: Bool[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """What k decode steps produced, one row a step; rows of a sequence that had stopped are -1."""
+
+    tokens: Int[Array, "k B"]
+    logprobs: Float[Array, "k B"]  # of the raw distribution, temperature and cuts not applied
+    top_tokens: Int[Array, "k B n"]
+    top_logprobs: Float[Array, "k B n"]
+    broken: Bool[Array, "k B"]  # NaN logits: the sequence ends there
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeOptions:
+    """What a decode program is compiled for."""
+
+    steps: int
+    stop_ids: tuple[int, ...] = field(default=())
+    top_logprobs: int = 0
+
+
+@partial(jax.jit, donate_argnames=("cache", "logits"))
+def prefill(
+    model: Model,
+    adapter: Adapter,
+    cache: Cache,
+    batch: Batch,
+    last: Int[Array, "B"],
+    logits: Float[Array, "B V"],
+) -> tuple[Cache, Float[Array, "B V"]]:
+    """Runs one chunk of each sequence's prompt into its pages.
+
+    Where a prompt ends in this chunk (`last` is its token's column, -1 otherwise) its row of
+    `logits` is replaced. The head sees those rows alone.
+    """
+    hidden, cache_out, _ = model.hidden(batch, cache.layout, cache, adapter)
+    assert cache_out is not None
+    rows = jnp.take_along_axis(hidden, jnp.maximum(last, 0)[:, None, None], axis=1)[:, 0]
+    return cache_out, jnp.where((last >= 0)[:, None], model.logits(rows, adapter), logits)
+
+
+@partial(jax.jit, static_argnames=("options",), donate_argnames=("cache", "state"))
+def decode(
+    model: Model,
+    adapter: Adapter,
+    cache: Cache,
+    block_table: Int[Array, "B P"],
+    state: DecodeState,
+    sampling: SamplingState,
+    options: DecodeOptions,
+) -> tuple[Cache, DecodeState, Generated]:
+    """Samples and runs `options.steps` tokens of every running sequence in one dispatch."""
+
+    def step(carry, _):
+        return _decode_one(model, adapter, block_table, sampling, options, *carry)
+
+    (cache, state), generated = lax.scan(step, (cache, state), None, length=options.steps)
+    return cache, state, generated
+
+
+def _decode_one(model, adapter, block_table, sampling, options, cache: Cache, state: DecodeState):
+    broken = state.running & jnp.any(jnp.isnan(state.logits), axis=-1)
+    running = state.running & ~broken & (state.positions < state.limits)
+    tokens = sample(state.logits, sampling, state.positions)
+    generated = _report(state.logits, tokens, running, broken, options.top_logprobs)
+    stopped = jnp.isin(tokens, jnp.array(options.stop_ids, jnp.int32))
+    feeding = running & ~stopped
+    batch = Batch(
+        tokens=jnp.where(feeding, tokens, 0)[:, None],
+        positions=jnp.where(feeding, state.positions, -1)[:, None],
+        block_table=block_table,
+    )
+    hidden, cache_out, _ = model.hidden(batch, cache.layout, cache, adapter)
+    assert cache_out is not None
+    state = DecodeState(
+        logits=model.logits(hidden[:, 0], adapter),
+        positions=state.positions + feeding,
+        limits=state.limits,
+        running=feeding,
+    )
+    return (cache_out, state), generated
+
+
+def _report(logits, tokens, running, broken, top: int) -> Generated:
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
+    top_logprobs, top_tokens = lax.top_k(logprobs, top)
+    return Generated(
+        tokens=jnp.where(running, tokens, -1),
+        logprobs=chosen,
+        top_tokens=top_tokens,
+        top_logprobs=top_logprobs,
+        broken=broken,
+    )
+
+
+@partial(jax.jit, static_argnames=("layout",))
+def score(
+    model: Model, adapter: Adapter, batch: Batch, layout: PoolLayout
+) -> Float[Array, "B Z V"]:
+    """Logits of every token of a pack, without a cache."""
+    hidden, _, _ = model.hidden(batch, layout, None, adapter)
+    return model.logits(hidden, adapter)
+
+
+def bucket(size: int, smallest: int = 1) -> int:
+    """The smallest power of two, from `smallest` on, that holds `size`: the shapes programs are
+    compiled for.
+    """
+    return max(smallest, 1 << max(0, size - 1).bit_length())
