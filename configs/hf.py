@@ -1,4 +1,4 @@
-"""`config.json` <-> the fields of `ModelConfig`: reads the released M3 (BF16, MXFP8) and M3.1-Flash
+"""`config.json` -> the fields of `ModelConfig`: reads the released M3 (BF16, MXFP8) and M3.1-Flash
 files and what transformers writes back.
 
 Source of the keys: spec/model sections 1 and 6. Released files say `sparse_attention_config`,
@@ -8,7 +8,7 @@ Source of the keys: spec/model sections 1 and 6. Released files say `sparse_atte
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from configs import hf_quantization
 from configs.parts import (
@@ -19,9 +19,6 @@ from configs.parts import (
     MoEConfig,
     check,
 )
-
-if TYPE_CHECKING:
-    from configs.model import ModelConfig
 
 Json = Mapping[str, Any]
 VISION_KEYS = (
@@ -82,67 +79,6 @@ def read(root: Json, drafter: Json | None) -> dict[str, Any]:
         ),
         vision=json.dumps(vision, sort_keys=True) if vision else "",
     )
-
-
-def write(config: "ModelConfig") -> dict[str, Any]:
-    """The `config.json` of a model (see `ModelConfig.to_hf`)."""
-    attention, indexer, moe, mlp = config.attention, config.indexer, config.moe, config.mlp
-    sparse = [int(x) for x in config.sparse_layers]
-    text = {
-        "model_type": "minimax_m3_vl_text",
-        "architectures": ["MiniMaxM3SparseForCausalLM"],
-        "vocab_size": config.vocab_size,
-        "num_tokens": config.num_tokens,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "rotary_dim": attention.rotary_dim,
-        "partial_rotary_factor": attention.rotary_dim / attention.head_dim,
-        "rope_theta": attention.rope_theta,
-        "max_position_embeddings": config.max_context,
-        "rms_norm_eps": config.norm_eps,
-        "use_gemma_norm": True,
-        "use_qk_norm": True,
-        "qk_norm_type": "per_head",
-        "attention_output_gate": False,
-        "hidden_act": "swigluoai",
-        "swiglu_alpha": mlp.alpha,
-        "swiglu_limit": mlp.limit,
-        "swiglu_beta": mlp.beta,
-        "intermediate_size": moe.expert_dim,
-        "dense_intermediate_size": mlp.dense_dim,
-        "shared_intermediate_size": moe.shared_dim,
-        "n_shared_experts": 1,
-        "num_local_experts": moe.num_experts,
-        "num_experts_per_tok": moe.experts_per_token,
-        "scoring_func": "sigmoid",
-        "use_routing_bias": True,
-        "routed_scaling_factor": moe.routed_scale,
-        "moe_layer_freq": [int(x) for x in config.moe_layers],
-        "tie_word_embeddings": False,
-        "sparse_attention_config": {
-            "use_sparse_attention": any(config.sparse_layers),
-            "sparse_index_dim": indexer.head_dim,
-            "sparse_num_index_heads": indexer.num_heads,
-            "sparse_topk_blocks": indexer.top_k,
-            "sparse_block_size": indexer.block_size,
-            "sparse_score_type": "max",
-            "sparse_init_block": indexer.init_blocks,
-            "sparse_local_block": indexer.local_blocks,
-            "sparse_attention_freq": sparse,
-            "sparse_disable_index_value": sparse,
-        },
-    }
-    root = {
-        "model_type": "minimax_m3_vl",
-        "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
-        "text_config": text,
-        **(json.loads(config.vision) if config.vision else {}),
-    }
-    quantization = hf_quantization.write(config.quantization)
-    return root | ({"quantization_config": quantization} if quantization else {})
 
 
 def _need(section: Json, key: str) -> Any:

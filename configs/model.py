@@ -2,11 +2,12 @@
 preset.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from configs import hf
+from configs import hf, hf_quantization
 from configs.parts import (
     AttentionConfig,
     DrafterConfig,
@@ -67,7 +68,51 @@ class ModelConfig:
         """The `config.json` that `from_hf` reads back to the same config, in the released files'
         keys.
         """
-        return hf.write(self)
+        attention, moe, mlp = self.attention, self.moe, self.mlp
+        text = {
+            "model_type": "minimax_m3_vl_text",
+            "architectures": ["MiniMaxM3SparseForCausalLM"],
+            "vocab_size": self.vocab_size,
+            "num_tokens": self.num_tokens,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": attention.num_heads,
+            "num_key_value_heads": attention.num_kv_heads,
+            "head_dim": attention.head_dim,
+            "rotary_dim": attention.rotary_dim,
+            "partial_rotary_factor": attention.rotary_dim / attention.head_dim,
+            "rope_theta": attention.rope_theta,
+            "max_position_embeddings": self.max_context,
+            "rms_norm_eps": self.norm_eps,
+            "use_gemma_norm": True,
+            "use_qk_norm": True,
+            "qk_norm_type": "per_head",
+            "attention_output_gate": False,
+            "hidden_act": "swigluoai",
+            "swiglu_alpha": mlp.alpha,
+            "swiglu_limit": mlp.limit,
+            "swiglu_beta": mlp.beta,
+            "intermediate_size": moe.expert_dim,
+            "dense_intermediate_size": mlp.dense_dim,
+            "shared_intermediate_size": moe.shared_dim,
+            "n_shared_experts": 1,
+            "num_local_experts": moe.num_experts,
+            "num_experts_per_tok": moe.experts_per_token,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "routed_scaling_factor": moe.routed_scale,
+            "moe_layer_freq": [int(x) for x in self.moe_layers],
+            "tie_word_embeddings": False,
+            "sparse_attention_config": self._indexer_to_hf(),
+        }
+        root = {
+            "model_type": "minimax_m3_vl",
+            "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+            "text_config": text,
+            **(json.loads(self.vision) if self.vision else {}),
+        }
+        quantization = hf_quantization.write(self.quantization)
+        return root | ({"quantization_config": quantization} if quantization else {})
 
     @property
     def num_layers(self) -> int:
@@ -78,3 +123,18 @@ class ModelConfig:
     def num_moe_layers(self) -> int:
         """How many layers route to experts."""
         return sum(self.moe_layers)
+
+    def _indexer_to_hf(self) -> dict[str, Any]:
+        indexer, sparse = self.indexer, [int(x) for x in self.sparse_layers]
+        return {
+            "use_sparse_attention": any(self.sparse_layers),
+            "sparse_index_dim": indexer.head_dim,
+            "sparse_num_index_heads": indexer.num_heads,
+            "sparse_topk_blocks": indexer.top_k,
+            "sparse_block_size": indexer.block_size,
+            "sparse_score_type": "max",
+            "sparse_init_block": indexer.init_blocks,
+            "sparse_local_block": indexer.local_blocks,
+            "sparse_attention_freq": sparse,
+            "sparse_disable_index_value": sparse,
+        }
