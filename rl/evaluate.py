@@ -1,0 +1,64 @@
+"""Exact match on held-out problems: the share of sampled answers that are the number asked for, with its Wilson interval."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from minimax_jax.generate import generate
+from minimax_jax.loaded import LoadedModel
+from rl.data import FAMILIES, HELD_OUT, LONG, SHORT, Problem, exact_match, problems, prompt_messages
+
+FAMILY_SETS = {"short": SHORT, "long": LONG, **{family: (family,) for family in FAMILIES}}
+ANSWER_TOKENS = 64  # thought and answer of every family fit 48
+Z_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How many of `total` answers were right."""
+
+    hits: int
+    total: int
+
+    @property
+    def rate(self) -> float:
+        """Exact match."""
+        return self.hits / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % Wilson interval of the rate."""
+        n, z2 = self.total, Z_95**2
+        centre = (self.hits + z2 / 2) / (n + z2)
+        half = Z_95 / (n + z2) * math.sqrt(self.hits * (n - self.hits) / n + z2 / 4)
+        return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def held_out(count: int, families: Sequence[str], *, start: int = 0) -> list[Problem]:
+    """Held-out problems number `start` to `start + count - 1`."""
+    return list(problems(HELD_OUT, count=count, start=start, families=families))
+
+
+def score_model(
+    loaded: LoadedModel, asked: Sequence[Problem], *, temperature: float, seed: int
+) -> dict[str, Score]:
+    """Asks all problems, one sampled answer each, and scores each family that occurs."""
+    completions = generate(
+        loaded,
+        [prompt_messages(problem) for problem in asked],
+        max_tokens=ANSWER_TOKENS,
+        temperature=temperature,
+        seed=seed,
+    )
+    right: dict[str, list[bool]] = {}
+    for problem, completion in zip(asked, completions, strict=True):
+        ended = completion.finish_reason == "stop"
+        hit = ended and exact_match(problem, completion.text)
+        right.setdefault(problem.family, []).append(hit)
+    return {family: Score(hits=sum(hits), total=len(hits)) for family, hits in sorted(right.items())}
+
+
+def total(scores: Iterable[Score]) -> Score:
+    """The score over several families' problems together."""
+    scores = list(scores)
+    return Score(hits=sum(s.hits for s in scores), total=sum(s.total for s in scores))

@@ -1,0 +1,100 @@
+"""Examples into packs of a fixed shape: B tiles of Z tokens, each example on whole tiles, a block table of fixed width.
+
+One shape is one compiled program. An example's tiles are its blocks, so a pack is its own cache (`minimax_jax.batch`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from minimax_jax.batch import Batch
+
+
+@dataclass(frozen=True)
+class Example:
+    """A tokenised conversation; the loss is on `tokens[prompt_length:]`."""
+
+    tokens: Int[np.ndarray, "T"]
+    prompt_length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackShape:
+    """B tiles, Z tokens a tile, and P tiles an example at most."""
+
+    tiles: int
+    tile_tokens: int
+    blocks: int
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """A `Batch` with the next token of each place, and 1.0 where that token counts in the loss."""
+
+    tokens: Int[np.ndarray | Array, "B Z"]
+    positions: Int[np.ndarray | Array, "B Z"]
+    block_table: Int[np.ndarray | Array, "B P"]
+    targets: Int[np.ndarray | Array, "B Z"]
+    weights: Float[np.ndarray | Array, "B Z"]
+
+    @property
+    def batch(self) -> Batch:
+        """What the model takes; inside a jitted step, where all arrays are JAX's."""
+        return Batch(
+            tokens=self.tokens,  # pyright: ignore[reportArgumentType]
+            positions=self.positions,  # pyright: ignore[reportArgumentType]
+            block_table=self.block_table,  # pyright: ignore[reportArgumentType]
+        )
+
+
+def pack_examples(streams: Iterable[Iterable[Example]], shape: PackShape) -> Pack:
+    """Takes from each stream until one of its examples does not fit the tiles that are left; the rest is padding.
+
+    Raises ValueError for an example that no pack of this shape could hold, or that has nothing to learn.
+    """
+    examples, free = [], shape.tiles
+    for stream in streams:
+        for example in stream:
+            needed = _tiles_needed(example, shape)
+            if needed > free:
+                break
+            examples.append(example)
+            free -= needed
+    return _lay_out(examples, shape)
+
+
+def _tiles_needed(example: Example, shape: PackShape) -> int:
+    length = len(example.tokens)
+    needed = -(-length // shape.tile_tokens)
+    most = min(shape.blocks, shape.tiles)
+    if needed > most:
+        raise ValueError(
+            f"an example of {length} tokens needs {needed} blocks, more than the {most} of a pack"
+        )
+    if not 0 < example.prompt_length < length:
+        raise ValueError(f"an example of {length} tokens has a prompt of {example.prompt_length}")
+    return needed
+
+
+def _lay_out(examples: list[Example], shape: PackShape) -> Pack:
+    places = (shape.tiles, shape.tile_tokens)
+    tokens, targets = np.zeros(places, np.int32), np.zeros(places, np.int32)
+    positions, weights = np.full(places, -1, np.int32), np.zeros(places, np.float32)
+    table = np.full((shape.tiles, shape.blocks), -1, np.int32)
+    first = 0
+    for example in examples:
+        length, tiles = len(example.tokens), _tiles_needed(example, shape)
+        rows = slice(first, first + tiles)
+        tokens[rows].reshape(-1)[:length] = example.tokens
+        positions[rows].reshape(-1)[:length] = np.arange(length)
+        targets[rows].reshape(-1)[: length - 1] = example.tokens[1:]
+        weights[rows].reshape(-1)[example.prompt_length - 1 : length - 1] = 1.0
+        table[rows, :tiles] = np.arange(first, first + tiles)
+        first += tiles
+    return Pack(
+        tokens=tokens, positions=positions, block_table=table, targets=targets, weights=weights
+    )

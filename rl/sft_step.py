@@ -1,0 +1,151 @@
+"""One jitted supervised step: the language-model loss through the stored formats, the indexer's own loss, AdamW, balance.
+
+Weights are seen as the M3.1 checkpoint will store them and keys and values as the NVFP4 cache will (both with
+straight-through gradients), so what is trained is what will run.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from configs.model import ModelConfig
+from configs.parts import IndexerConfig
+from configs.sft import SFTConfig
+from minimax_jax.attention import Context
+from minimax_jax.cache import CacheFormats, PoolLayout, pool_layout
+from minimax_jax.model import Model
+from minimax_jax.quantize import fake_quantize_model
+from rl.cross_entropy import token_losses
+from rl.expert_balance import balanced_bias, expert_loads
+from rl.indexer_loss import Queries, indexer_loss
+from rl.optimizer import Parameters, Structure, make_optimizer
+from rl.packing import Pack
+
+FORMAT = "m3.1"  # of the checkpoint that training ends in
+DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+
+Metrics = dict[str, Float[Array, ""]]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """All that a step changes. Random keys are folded from the seed and the step, so they need no place here."""
+
+    parameters: Parameters
+    optimizer: Any
+    step: Int[Array, ""]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Program:
+    """What the step is compiled for. With `every_block` attention sees all blocks, whatever `choice` will be later."""
+
+    config: SFTConfig
+    choice: IndexerConfig
+    structure: Structure
+    layout: PoolLayout
+    optimizer: optax.GradientTransformation
+
+    @classmethod
+    def of(cls, model: ModelConfig, config: SFTConfig, *, every_block: bool = False) -> "Program":
+        """The program of a model shape and a run."""
+        choice = model.indexer
+        if every_block:
+            all_blocks = -(-model.max_context // model.indexer.block_size)
+            model = replace(model, indexer=replace(model.indexer, top_k=all_blocks))
+        abstract = jax.eval_shape(partial(_new_model, model, config))
+        return cls(
+            config=config,
+            choice=choice,
+            structure=Structure.of(abstract),
+            layout=pool_layout(model, cache_formats(model)),
+            optimizer=make_optimizer(config),
+        )
+
+    def seen(self, parameters: Parameters) -> Model:
+        """The model as it will be stored, in float arrays."""
+        return fake_quantize_model(self.structure.model(parameters), FORMAT)
+
+
+def cache_formats(model: ModelConfig) -> CacheFormats:
+    """The cache formats that the checkpoint will name: its config's, NVFP4 where that names none."""
+    stored = model.quantization
+    return CacheFormats(kv=stored.kv_cache or "nvfp4", index=stored.index_cache or "nvfp4")
+
+
+def new_state(model: ModelConfig, program: Program) -> TrainState:
+    """The state before the first step."""
+    config = program.config
+    parameters = program.structure.parameters(_new_model(model, config))
+    return TrainState(
+        parameters=parameters,
+        optimizer=program.optimizer.init(parameters),
+        step=jnp.int32(0),
+    )
+
+
+@partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
+def train_step(state: TrainState, pack: Pack, program: Program) -> tuple[TrainState, Metrics]:
+    """One update on one pack."""
+    key = jax.random.fold_in(jax.random.key(program.config.seed), state.step)
+    grad = jax.value_and_grad(_loss, has_aux=True)
+    (_, (metrics, loads)), grads = grad(state.parameters, pack, key, program)
+    updates, optimizer = program.optimizer.update(grads, state.optimizer, state.parameters)
+    parameters = dict(optax.apply_updates(state.parameters, updates))  # pyright: ignore
+    for layer, load in loads.items():
+        name = f"layers.{layer}.mlp.router.bias"
+        parameters[name] = balanced_bias(parameters[name], load, program.config.router_bias_rate)
+    metrics["gradient_norm"] = optax.global_norm(grads)
+    return TrainState(parameters=parameters, optimizer=optimizer, step=state.step + 1), metrics
+
+
+@partial(jax.jit, static_argnames=("program",))
+def measure(parameters: Parameters, pack: Pack, program: Program) -> Float[Array, "3"]:
+    """Sums over a pack: loss, right tokens and counted tokens, each next token predicted from the true ones before it."""
+    model = program.seen(parameters)
+    hidden, _, _ = model.hidden(pack.batch, program.layout)
+    loss, hits = token_losses(model, hidden, pack.targets, pack.weights)
+    return jnp.stack([loss, hits, jnp.sum(pack.weights)])
+
+
+@partial(jax.jit, static_argnames=("program",))
+def seen_model(parameters: Parameters, program: Program) -> Model:
+    """`Program.seen`, compiled."""
+    return program.seen(parameters)
+
+
+def _new_model(model: ModelConfig, config: SFTConfig) -> Model:
+    return Model(model, nnx.Rngs(config.seed), dtype=DTYPES[config.dtype])
+
+
+def _loss(parameters: Parameters, pack: Pack, key: Array, program: Program):
+    config, layout = program.config, program.layout
+    model = program.seen(parameters)
+    batch = pack.batch
+    layers = range(model.config.num_layers)
+    hidden, _, streams = model.hidden(batch, layout, taps=layers)
+    embedded = model.embedding.get_value()[batch.tokens].astype(model.dtype)
+    inputs = [jax.lax.stop_gradient(x) for x in (embedded, *streams[:-1])]
+    context = Context.of(batch, model.config, layout)
+    queries = Queries.sample(key, batch, config.indexer_queries)
+    distilled, caught = indexer_loss(model, inputs, context, queries, program.choice)
+    loads = expert_loads(model, inputs, context)
+    total, hits = token_losses(model, hidden, pack.targets, pack.weights)
+    counted = jnp.maximum(jnp.sum(pack.weights), 1.0)
+    loss = total / counted
+    metrics = {
+        "loss": loss,
+        "accuracy": hits / counted,
+        "indexer_loss": distilled,
+        "indexer_caught": caught,
+        "busiest_expert": jnp.max(jnp.stack([jnp.max(load) for load in loads.values()] or [1.0])),
+        "tokens": jnp.sum(pack.positions >= 0).astype(jnp.float32),
+    }
+    return loss + config.indexer_weight * distilled, (metrics, loads)
