@@ -49,21 +49,19 @@ def _ones(exponents):
 
 @both_ways
 def test_bytes_equal_the_plain_encoder_over_many_magnitudes(transform):
-    _assert_same_bytes(_many_magnitudes((1024, 256)), transform)
+    _assert_same_bytes(_many_magnitudes((256, 256)), transform)
 
 
-@both_ways
-def test_the_exponent_changes_exactly_at_powers_of_two(transform):
+def test_the_exponent_changes_exactly_at_powers_of_two():
     powers = np.exp2(np.arange(-110, 127, dtype=np.float32))
     amax = np.stack([np.nextafter(powers, np.float32(0)), powers, np.nextafter(powers, np.inf)])
-    _assert_same_bytes(np.repeat(amax.astype(np.float32)[..., None], 32, axis=-1), transform)
+    _assert_same_bytes(np.repeat(amax.astype(np.float32)[..., None], 32, axis=-1), jax.jit)
 
 
-@both_ways
-def test_elements_between_448_and_512_of_their_binade_saturate(transform):
+def test_elements_between_448_and_512_of_their_binade_saturate():
     x = np.zeros(32, np.float32)
     x[:4] = [511, -511, 460, 448]
-    codes, exponents = transform(mxfp8.encode)(jnp.asarray(x))
+    codes, exponents = encode(jnp.asarray(x))
     assert np.asarray(exponents).tolist() == [127]
     assert np.asarray(codes).astype(np.float32)[:4].tolist() == [448, -448, 448, 448]
 
@@ -74,10 +72,9 @@ def test_the_largest_and_smallest_floats_have_exponents_246_and_0():
     assert np.asarray(exponents).tolist() == [246, 127 - 8 - 100, 0]
 
 
-@both_ways
 @pytest.mark.parametrize("zero", [0.0, -0.0])
-def test_a_zero_group_has_exponent_0_and_decodes_to_zeros(transform, zero):
-    codes, exponents = transform(mxfp8.encode)(jnp.full((2, 32), zero))
+def test_a_zero_group_has_exponent_0_and_decodes_to_zeros(zero):
+    codes, exponents = encode(jnp.full((2, 32), zero))
     assert not np.asarray(exponents).any()
     assert not np.asarray(decode(codes, exponents)).any()
 
@@ -112,18 +109,16 @@ def test_decoding_multiplies_by_every_power_of_two(transform):
     np.testing.assert_array_equal(np.asarray(values), expected)
 
 
-@both_ways
-def test_exponent_255_decodes_to_nan(transform):
-    values = np.asarray(transform(mxfp8.decode)(*_ones([255, 127])))
+def test_exponent_255_decodes_to_nan():
+    values = np.asarray(decode(*_ones([255, 127])))
     assert np.isnan(values[:32]).all() and (values[32:] == 1).all()
 
 
-@both_ways
-def test_every_code_is_exact_under_the_extreme_exponents_of_the_normal_range(transform):
+def test_every_code_is_exact_under_the_extreme_exponents_of_the_normal_range():
     codes = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
     for byte in (10, 127, 246):
         exponents = jnp.full(8, byte, jnp.uint8)
-        values = np.asarray(transform(mxfp8.decode)(jnp.asarray(codes), exponents))
+        values = np.asarray(decode(jnp.asarray(codes), exponents))
         expected = codes.astype(np.float32) * np.float32(2.0 ** (byte - 127))
         np.testing.assert_array_equal(values, expected)
 
@@ -168,16 +163,15 @@ def test_good_exponents_of_a_file_pass():
     mxfp8.refuse_nan_scales(np.arange(255, dtype=np.uint8))
 
 
-@both_ways
-def test_the_gradient_passes_straight_through(transform):
+def test_the_gradient_passes_straight_through():
     w = jnp.asarray(_many_magnitudes((4, 64), -3, 3))
-    grad = transform(jax.grad(lambda w: (mxfp8.fake_quantize(w) * (w + 1)).sum()))(w)
+    grad = jax.jit(jax.grad(lambda w: (mxfp8.fake_quantize(w) * (w + 1)).sum()))(w)
     expected = np.asarray(w) + 1 + np.asarray(quantize(w).dequantize())
     np.testing.assert_allclose(np.asarray(grad), expected, rtol=1e-6)
 
 
 def test_fake_quantized_weights_are_the_dequantized_ones_in_their_own_dtype():
     w = jnp.asarray(_many_magnitudes((4, 64), -3, 3), jnp.bfloat16)
-    fake, expected = mxfp8.fake_quantize(w), quantize(w).dequantize(jnp.bfloat16)
+    fake, expected = jax.jit(mxfp8.fake_quantize)(w), quantize(w).dequantize(jnp.bfloat16)
     assert fake.dtype == jnp.bfloat16
     np.testing.assert_array_equal(np.asarray(fake), np.asarray(expected))
