@@ -37,8 +37,9 @@ def encode(
         scale = e4m3((amax * float32(1/6)) / outer)     amax = max |x| over 16 elements
         code  = e2m1(x / (scale * outer))               both round to nearest even and saturate
 
-    The second division is not carried out but decided by comparison, see `e2m1.round_to`, so that
-    with outer = 1 the bytes are the same on every device.
+    The second division is decided by comparison (see `e2m1.round_to`): with outer = 1 the bytes are
+    the same on every device.
+
     amax is *multiplied* by float32(1/6), which is 0.16666667163..., not divided by 6. A scale of 0
     makes all 16 codes 0, -0.0 included; in any other group the sign is kept, so that -0.0 and small
     negative values become code 8. Bounds, with outer = 1: a group with amax up to 6 * 2^-10 =
@@ -103,10 +104,7 @@ class NVFP4Tensor:
         return 1 / self.outer if self.divides else self.outer
 
     def dequantize(self, dtype: Any = jnp.float32) -> Float[Array, "..."]:
-        """The values: e2m1 * scale, exact, then times or divided by `outer`, rounded once.
-
-        (On a GPU the quotient is within 2 units in the last place.)
-        """
+        """The values: e2m1 * scale, exact, then times or divided by `outer` (see `_divide`)."""
         values = _in_groups(self.codes, self.scales)
         outer = self.outer[..., None, None, None]
         values = _divide(values, outer) if self.divides else values * outer
@@ -155,17 +153,12 @@ def refuse_nan_scales(scales: np.ndarray, outer: ArrayLike = 1.0, name: str = ""
     -0.0 counts as negative, since kernels rely on a clear sign bit. An outer scale (of either
     convention) has to be positive and finite.
     """
-    bits = np.asarray(scales).view(np.uint8)
-    for position in np.argwhere(bits >= e4m3.NAN)[:1]:
-        byte = bits[tuple(position)]
-        kind = "NaN" if byte & 0x7F == e4m3.NAN else "negative"
-        raise ValueError(f"NVFP4 scale {name}{position.tolist()} is {kind} (byte {byte:#04x})")
-    outer = np.asarray(outer)
-    for position in np.argwhere(~((outer > 0) & (outer < np.inf)))[:1]:
-        value = outer[tuple(position)]
-        raise ValueError(
-            f"NVFP4 outer scale {name}{position.tolist()} is {value}, not positive and finite"
-        )
+    bits, outer = np.asarray(scales).view(np.uint8), np.asarray(outer)
+    for at in map(tuple, np.argwhere(bits >= e4m3.NAN).tolist()):
+        kind = "NaN" if bits[at] & 0x7F == e4m3.NAN else "negative"
+        raise ValueError(f"NVFP4 scale {name}{list(at)} is {kind} (byte {bits[at]:#04x})")
+    for at in map(tuple, np.argwhere(~((outer > 0) & (outer < np.inf))).tolist()):
+        raise ValueError(f"NVFP4 outer scale {name}{list(at)} is {outer[at]}, not positive finite")
 
 
 @jax.custom_jvp
@@ -193,9 +186,9 @@ def _divide(x: Float32[Array, "*axes"], divisor: ArrayLike) -> Float32[Array, "*
 def _in_groups(codes: Array, scales: Array) -> Float32[Array, "..."]:
     """e2m1 * scale [..., K/16, 16], exact: at most 2 + 4 significant bits."""
     if codes.shape[-1] * 2 != scales.shape[-1] * GROUP:
+        needed = codes.shape[-1] * 2 / GROUP
         raise ValueError(
-            f"{codes.shape[-1]} bytes of codes need {codes.shape[-1] * 2 / GROUP:g} scales, "
-            f"got {scales.shape[-1]}"
+            f"{codes.shape[-1]} bytes of codes need {needed:g} scales, got {scales.shape[-1]}"
         )
     values = e2m1.to_float(e2m1.unpack(codes)).reshape(*scales.shape, GROUP)
     return values * e4m3.to_float(scales)[..., None]

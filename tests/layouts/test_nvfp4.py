@@ -353,7 +353,7 @@ def test_a_bad_scale_of_a_file_is_refused_with_its_position(byte, kind):
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
 def test_a_bad_outer_scale_of_a_file_is_refused_with_its_position(value):
-    with pytest.raises(ValueError, match=r"outer scale \[1\] is .*, not positive and finite"):
+    with pytest.raises(ValueError, match=r"outer scale \[1\] is .*, not positive finite"):
         nvfp4.refuse_nan_scales(np.zeros((2, 1, 1), np.uint8), np.array([1.0, value]))
 
 
