@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from configs.model import ModelConfig
 from minimax_jax import names
-from minimax_jax.checkpoint_files import open_files, read_json
+from minimax_jax.checkpoint_files import CheckpointFiles, open_files, read_json
 from minimax_jax.checkpoint_folder import config_json, copy_companions, write_config
 from minimax_jax.checkpoint_plan import Plan, make_plan
 from minimax_jax.checkpoint_read import GateUp, Loader, parts
@@ -33,6 +33,7 @@ from minimax_jax.checkpoint_write import (
     write_files,
 )
 from minimax_jax.model import Model
+from minimax_jax.quantization_map import map_problems, sections
 from minimax_jax.quantize import Format, Weight, check_format, is_router
 from minimax_jax.tensor_file import CheckpointError, Entry
 from sharding.rules import SERVE, Rules
@@ -104,18 +105,17 @@ def load_model(
     plan = read_plan(folder, model)
     _check_shardings(folder, plan, parameters, loader)
     _warn_of_cache_scales(plan)
-    tensors = nbytes = 0
+    nbytes = 0
     for leaf in plan.leaves:
         parameter = parameters[leaf.path]
         plain = jnp.float32 if is_router(leaf.path) else dtype
         weight = loader.leaf(leaf, parameter.axes, plain)
         parameter.set_value(weight)
-        tensors += sum(len(stored.parts) for stored in leaf.tensors)
         nbytes += weight.nbytes
         if progress is not None:
             progress(leaf.path, weight.nbytes)
     report = LoadReport(
-        tensors=tensors,
+        tensors=len({e.name for leaf in plan.leaves for s in leaf.tensors for e in s.parts}),
         nbytes=nbytes,
         largest_bytes=loader.largest,
         peak_host_bytes=loader.peak,
@@ -141,11 +141,22 @@ def parameters_of(model: Model) -> dict[str, nnx.Param]:
 
 def read_plan(folder: Path, model: Model) -> Plan:
     """Where a folder has each parameter; CheckpointError with everything that is wrong."""
-    files = open_files(folder)
-    shapes = {path: tuple(p.get_value().shape) for path, p in parameters_of(model).items()}
-    plan = make_plan(files, shapes)
+    plan = _plan(open_files(folder), model)
     if plan.problems:
         raise CheckpointError(folder, plan.problems)
+    return plan
+
+
+def find_problems(files: CheckpointFiles, model: Model) -> list[str]:
+    """Everything that keeps these files from being loaded into a model, from their headers."""
+    return _plan(files, model).problems
+
+
+def _plan(files: CheckpointFiles, model: Model) -> Plan:
+    shapes = {path: tuple(p.get_value().shape) for path, p in parameters_of(model).items()}
+    plan = make_plan(files, shapes)
+    for section in sections(files.folder):
+        plan.problems += map_problems(section, plan.leaves)
     return plan
 
 

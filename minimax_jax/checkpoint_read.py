@@ -7,7 +7,7 @@ caller's buffer, and fused gate and up rows are taken apart.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -109,6 +109,24 @@ def parts(leaf: LeafPlan, plain: DTypeLike, gate_up: GateUp = "contiguous") -> l
     ]
 
 
+def host_weight(leaf: LeafPlan) -> Weight:
+    """A leaf in numpy arrays; plain values keep the file's dtype."""
+    arrays = []
+    for part in parts(leaf, leaf.tensors[0].parts[0].dtype):
+        arrays.append(np.empty(part.shape, part.dtype))
+        part.read_into(arrays[-1])
+    return assembled(leaf, arrays)
+
+
+def assembled(leaf: LeafPlan, arrays: Sequence[Any]) -> Weight:
+    """The weight that a leaf's parts make up."""
+    if leaf.form == "plain":
+        return arrays[0]
+    if leaf.form == "mxfp8":
+        return MXFP8Tensor(*arrays)
+    return NVFP4Tensor(*arrays, divides=leaf.divides)
+
+
 @dataclass(kw_only=True)
 class Loader:
     """Reads leaves through one host buffer at a time, and counts what it holds."""
@@ -122,11 +140,7 @@ class Loader:
     def leaf(self, leaf: LeafPlan, axes: Axes, plain: DTypeLike) -> Weight:
         """The leaf on its devices; plain values get the dtype `plain`."""
         arrays = [self._part(leaf, part, axes) for part in parts(leaf, plain, self.gate_up)]
-        if leaf.form == "plain":
-            return arrays[0]
-        if leaf.form == "mxfp8":
-            return MXFP8Tensor(*arrays)
-        return NVFP4Tensor(*arrays, divides=leaf.divides)
+        return assembled(leaf, arrays)
 
     def _part(self, leaf: LeafPlan, part: Part, axes: Axes) -> jax.Array:
         buffer = np.empty(part.shape, part.dtype)

@@ -178,8 +178,12 @@ def known_part(file_name: str) -> str | None:
 
 def layer_number(file_name: str) -> int | None:
     """The text layer that a tensor belongs to, by its full name in a file."""
-    name = strip_prefix(file_name)
-    match = re.match(r"layers\.(\d+)\.", name or "")
+    return path_layer(strip_prefix(file_name) or "")
+
+
+def path_layer(path: str) -> int | None:
+    """The layer that a parameter belongs to, by its path."""
+    match = re.match(r"layers\.(\d+)\.", path)
     return int(match[1]) if match else None
 
 
