@@ -34,6 +34,8 @@ DRAFTER = "dspark"
 _STALE = ("quantization_config", "auto_map", "torch_dtype", "dtype")
 _IGNORED = ["lm_head", "model.embed_tokens", "vision_tower"]
 _IGNORED += ["multi_modal_projector", "patch_merge_mlp"]
+_LAYER_LISTS = ("sparse_attention_freq", "sparse_disable_index_value", "moe_layer_freq")
+_LAYER_LISTS += ("layer_types", "mlp_layer_types")  # what transformers makes of them
 _WEIGHT_FORMAT: dict[str, WeightFormat] = {"plain": "bf16", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 
 
@@ -55,12 +57,12 @@ def config_json(
 
 
 def cut_config(source: Mapping[str, Any], layers: list[int]) -> dict[str, Any]:
-    """A `config.json` of just these layers, in this order: every list with an entry a layer is cut.
+    """A `config.json` of just these layers, in this order, in its lists with an entry a layer.
 
     The drafter's keys go: it reads the residual stream of layers that need not be there any more.
     """
     text = source.get("text_config", source)
-    cut = _cut_lists(text, text["num_hidden_layers"], layers) | {"num_hidden_layers": len(layers)}
+    cut = _cut_lists(text, layers) | {"num_hidden_layers": len(layers)}
     whole = cut if text is source else {**source, "text_config": cut}
     return {key: value for key, value in whole.items() if not key.startswith("dspark")}
 
@@ -103,9 +105,12 @@ def _plain_modules(kinds: Mapping[str, Kind]) -> list[str]:
     return [names.add_prefix(names.released_place(path).name)[: -len(".weight")] for path in paths]
 
 
-def _cut_lists(value: Any, num_layers: int, layers: list[int]) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _cut_lists(inner, num_layers, layers) for key, inner in value.items()}
-    if isinstance(value, list) and len(value) == num_layers:
-        return [value[layer] for layer in layers]
-    return value
+def _cut_lists(value: Any, layers: list[int]) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: [inner[layer] for layer in layers]
+        if key in _LAYER_LISTS and isinstance(inner, list)
+        else _cut_lists(inner, layers)
+        for key, inner in value.items()
+    }

@@ -1,11 +1,11 @@
-"""A checkpoint's quantisation config against its headers: the headers decide, and what the config says
-module by module has to agree with them (F07).
+"""A checkpoint's quantisation config against its headers: the headers decide, and what the config
+says module by module has to agree with them (F07).
 
 Checked are ModelOpt's `quantized_layers` and compressed-tensors' `config_groups`, which map patterns
-to formats: each pattern has to match something, and what it matches has to have that format. The
-lists of exclusions may name what is not there, but nothing that they name may be quantised. A pattern
-is a module's name in the file's, the released or transformers' naming, with any of the prefixes; the
-end of one, or a parent; a glob; or `re:` and a regular expression.
+to formats: each has to match something, and what it matches has to have that format. The lists of
+exclusions may name what is not there, but nothing that they name may be quantised. A pattern is a
+module's name in any layout and with any prefix that `names` knows, or the end of one, or a parent;
+or a glob; or `re:` and a regular expression.
 """
 
 import re
@@ -82,8 +82,8 @@ class _Modules:
 
     def matching(self, pattern: str) -> list[str]:
         if pattern.startswith("re:") or any(c in pattern for c in "*?["):
-            glob = pattern.startswith("re:")
-            expression = re.compile(pattern[3:] if glob else translate(pattern))
+            regular = pattern.startswith("re:")
+            expression = re.compile(pattern[3:] if regular else translate(pattern))
             return [m for m in self.form if any(map(expression.match, _full_names(m)))]
         for name in (pattern, names.strip_prefix(pattern + ".") or ""):
             name = name.removesuffix(".")

@@ -49,10 +49,11 @@ class CheckpointError(ValueError):
 
     def __init__(self, folder: Path | str, problems: Iterable[str]):
         self.problems = tuple(dict.fromkeys(problems))
-        lines = [f"  {problem}" for problem in self.problems[:SHOWN]]
+        lines = list(self.problems[:SHOWN])
         if len(self.problems) > SHOWN:
-            lines.append(f"  and {len(self.problems) - SHOWN} more")
-        super().__init__("\n".join([f"cannot read the checkpoint {folder}:", *lines]))
+            lines.append(f"and {len(self.problems) - SHOWN} more")
+        separator = " " if len(lines) == 1 else "\n  "
+        super().__init__(separator.join([f"cannot read the checkpoint {folder}:", *lines]))
 
 
 @dataclass(frozen=True, kw_only=True)
