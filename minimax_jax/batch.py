@@ -54,6 +54,8 @@ def pack(
         raise ValueError(
             f"tokens {tokens.shape} and segment_ids {segment_ids.shape} are not one [T]"
         )
+    if not len(tokens):
+        raise ValueError("a pack of no tokens has no tiles")
     starts = np.flatnonzero(np.diff(segment_ids, prepend=segment_ids[:1] - 1))
     ids = segment_ids[starts][segment_ids[starts] != -1]
     if len(np.unique(ids)) != len(ids):

@@ -21,7 +21,9 @@ class Linear(nnx.Module):
     format.
     """
 
-    def __init__(self, out_dim: int, in_dim: int, axes: tuple[str, str], rngs: nnx.Rngs):
+    def __init__(
+        self, out_dim: int, in_dim: int, axes: tuple[str | None, str | None], rngs: nnx.Rngs
+    ):
         self.weight = nnx.Param(normal(rngs, out_dim, in_dim), axes=axes)
 
     def __call__(

@@ -36,13 +36,16 @@ class Router(nnx.Module):
         _, experts = lax.top_k(biased, self.config.experts_per_token)
         chosen = jnp.take_along_axis(scores, experts, axis=-1)
         total = jnp.sum(chosen, axis=-1, keepdims=True)
+        total = jnp.maximum(total, jnp.finfo(jnp.float32).tiny)  # all of them may underflow to 0
         return experts, chosen / total * self.config.routed_scale
 
 
 class GroupedLinear(nnx.Module):
     """One matrix an expert: [E, F, D] in any stored format."""
 
-    def __init__(self, experts: int, out_dim: int, in_dim: int, axes: tuple[str, str], rngs):
+    def __init__(
+        self, experts: int, out_dim: int, in_dim: int, axes: tuple[str | None, str | None], rngs
+    ):
         weight = normal(rngs, experts, out_dim, in_dim)
         self.weight = nnx.Param(weight, axes=("experts", *axes))
 

@@ -59,7 +59,7 @@ def masked_softmax_attention(
     q: Float[Array, "*batch G H"],
     keys: Float[Array, "*batch S H"],
     values: Float[Array, "*batch S H"],
-    visible: Bool[Array, "*batch #G S"],
+    visible: Bool[Array, "*#batch #G S"],
     scale: float,
 ) -> tuple[Float[Array, "*batch G H"], Float[Array, "*batch G"]]:
     """float32 softmax over the visible keys; (0, -inf) where none is. What lies under the mask

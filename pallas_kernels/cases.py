@@ -1,0 +1,111 @@
+"""Named shapes of every op: those of the small model, and those of the full one on one rank.
+
+Tests run the small ones, the benchmark runs all. A full-size rank is one of four (`tp4`): 16 query
+heads, one key/value head, one index head. Numbers repeat the model presets, since kernels know no
+configs; a test compares them.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCase:
+    """Queries of B tiles over contexts of S tokens: selection, attention, insertion."""
+
+    batch: int  # B
+    queries: int  # Q of a tile: 1 or 8 when decoding or verifying, a block when prefilling
+    context: int  # S
+    heads: int  # N
+    kv_heads: int  # K, and as many index heads
+    head_dim: int  # H
+    index_dim: int  # I
+    block_size: int  # Z
+    top_k: int  # C
+    format: str = "nvfp4"  # of keys, values and index keys
+
+    @property
+    def blocks(self) -> int:
+        """P of one sequence."""
+        return -(-self.context // self.block_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowCase:
+    """A drafter's block of Q queries of B sequences over a window of pages."""
+
+    batch: int  # B
+    queries: int  # Q
+    context: int  # S
+    heads: int  # N
+    kv_heads: int  # K
+    head_dim: int  # H
+    block_size: int  # Z
+    window: int
+    format: str = "fp8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulCase:
+    """M rows of width D times one weight [F, D], or each row's own of [E, F, D]."""
+
+    rows: int  # M, after every token is repeated for each of its experts
+    in_dim: int  # D
+    out_dim: int  # F
+    experts: int = 0  # E
+    format: str = "bf16"
+
+
+_TINY = {"heads": 8, "kv_heads": 4, "head_dim": 32, "index_dim": 32, "block_size": 16, "top_k": 4}
+_FULL = {
+    "heads": 16,
+    "kv_heads": 1,
+    "head_dim": 128,
+    "index_dim": 128,
+    "block_size": 128,
+    "top_k": 16,
+}
+
+ATTENTION = {
+    "tiny_decode": AttentionCase(batch=4, queries=1, context=512, **_TINY),
+    "tiny_verify": AttentionCase(batch=4, queries=8, context=512, **_TINY),
+    "tiny_prefill": AttentionCase(batch=16, queries=16, context=256, **_TINY),
+    "full_decode_32k": AttentionCase(batch=32, queries=1, context=32_768, **_FULL),
+    "full_decode_128k": AttentionCase(batch=32, queries=1, context=131_072, **_FULL),
+    "full_decode_1m": AttentionCase(batch=4, queries=1, context=1_048_576, **_FULL),
+    "full_verify_32k": AttentionCase(batch=32, queries=8, context=32_768, **_FULL),
+    "full_prefill_32k": AttentionCase(batch=256, queries=128, context=32_768, **_FULL),
+}
+
+WINDOW = {
+    "tiny_draft": WindowCase(
+        batch=4, queries=4, context=512, heads=8, kv_heads=4, head_dim=32, block_size=16, window=128
+    ),
+    "full_draft": WindowCase(
+        batch=32,
+        queries=7,
+        context=32_768,
+        heads=16,
+        kv_heads=1,
+        head_dim=128,
+        block_size=128,
+        window=4096,
+    ),
+}
+
+DENSE = {
+    "tiny_q": MatmulCase(rows=256, in_dim=128, out_dim=256, format="mxfp8"),
+    "full_qkv_decode": MatmulCase(rows=32, in_dim=6144, out_dim=2560, format="mxfp8"),
+    "full_qkv_prefill": MatmulCase(rows=8192, in_dim=6144, out_dim=2560, format="mxfp8"),
+    "full_head_decode": MatmulCase(rows=32, in_dim=6144, out_dim=50_016),
+}
+
+GROUPED = {
+    "tiny_up": MatmulCase(rows=1024, in_dim=128, out_dim=64, experts=16, format="nvfp4"),
+    "full_up_decode_1": MatmulCase(rows=4, in_dim=6144, out_dim=768, experts=128, format="nvfp4"),
+    "full_up_decode_32": MatmulCase(
+        rows=128, in_dim=6144, out_dim=768, experts=128, format="nvfp4"
+    ),
+    "full_up_prefill": MatmulCase(
+        rows=32_768, in_dim=6144, out_dim=768, experts=128, format="nvfp4"
+    ),
+}
