@@ -1,11 +1,11 @@
 """A checkpoint's quantisation config against its headers: the headers decide, and what the config
 says module by module has to agree with them (F07).
 
-Checked are ModelOpt's `quantized_layers` and compressed-tensors' `config_groups`, which map patterns
-to formats: each has to match something, and what it matches has to have that format. The lists of
-exclusions may name what is not there, but nothing that they name may be quantised. A pattern is a
-module's name in any layout and with any prefix that `names` knows, or the end of one, or a parent;
-or a glob; or `re:` and a regular expression.
+Checked are ModelOpt's `quantized_layers` and compressed-tensors' `config_groups`, which map
+patterns to formats: each has to match something, and what it matches has to have that format. The
+lists of exclusions may name what is not there, but nothing that they name may be quantised. A
+pattern is a module's name in any layout and with any prefix that `names` knows, or the end of one,
+or a parent; or a glob; or `re:` and a regular expression.
 """
 
 import re
@@ -91,7 +91,7 @@ class _Modules:
                 return [name]
             if name in self.children:
                 return self.children[name]
-        return [m for m in self.form if m.endswith(f".{pattern}") or f"model.{m}" == pattern]
+        return [m for m in self.form if m.endswith(f".{pattern}")]
 
 
 def _full_names(module: str) -> Iterator[str]:
