@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class SamplingState:
     top_p: Float[Array, "B"]
     top_k: Int[Array, "B"]
     min_p: Float[Array, "B"]
-    seed: Int[Array, "B 2"]  # high and low 32 bits
+    seed: UInt32[Array, "B 2"]  # high and low 32 bits
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams]) -> "SamplingState":
@@ -88,7 +88,7 @@ def sample(
 def uniform(state: SamplingState, positions: Int[Array, "B"]) -> Float[Array, "B"]:
     """The random number in [0, 1) of each (seed, position)."""
 
-    def one(seed: Int[Array, "2"], position: Int[Array, ""]) -> Float[Array, ""]:
+    def one(seed: UInt32[Array, "2"], position: Int[Array, ""]) -> Float[Array, ""]:
         key = jax.random.fold_in(jax.random.key(0), seed[0])
         key = jax.random.fold_in(jax.random.fold_in(key, seed[1]), position)
         return jax.random.uniform(key)
