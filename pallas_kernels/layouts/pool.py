@@ -229,6 +229,11 @@ def _lines(num_bytes: int) -> int:
 
 
 def _scatter(pool, line, tokens, block_ids, slots, rows_THb):
+    if rows_THb.shape[:2] == (1, 1):
+        # XLA turns a scatter of one row into a dynamic-update-slice, fuses it into the readers and
+        # copies the pool for that; a second row that is dropped keeps it a scatter, in place
+        rows_THb = jnp.concatenate([rows_THb, rows_THb])
+        block_ids, slots = jnp.append(block_ids, -1), jnp.append(slots, 0)
     _, heads, size = rows_THb.shape
     offset = (jnp.arange(heads) * tokens + slots[:, None]) * size + line * LINE  # [T, heads]
     where = jnp.stack([jnp.broadcast_to(block_ids[:, None], offset.shape), offset], -1)

@@ -18,7 +18,7 @@ from tests.numerics import assert_close
 D, F, E, X, T = 32, 64, 6, 2, 23
 SHAPE = MoEConfig(num_experts=E, experts_per_token=X, expert_dim=F, shared_dim=32)
 CONFIG = replace(tiny(), hidden_size=D, moe=SHAPE)
-FORMATS = {"f32": jnp.asarray, "mxfp8": mxfp8.quantize, "nvfp4": nvfp4.quantize}
+FORMATS = {"f32": jnp.asarray, "mxfp8": jax.jit(mxfp8.quantize), "nvfp4": jax.jit(nvfp4.quantize)}
 
 
 def _normal(*shape, seed=0):
@@ -100,9 +100,12 @@ def _swiglu(gate, up):
     return g / (1 + np.exp(-1.702 * g)) * (u + 1)
 
 
+_dequantize = jax.jit(lambda weight: weight.dequantize())
+
+
 def _values(weight):
     values = weight.get_value()
-    return np.asarray(values if isinstance(values, jax.Array) else values.dequantize(), np.float64)
+    return np.asarray(values if isinstance(values, jax.Array) else _dequantize(values), np.float64)
 
 
 def _expected(moe, x):

@@ -18,10 +18,14 @@ from tests.model.models import random_model, small, tokens
 
 FORMATS = ("f32", "bf16", "fp8", "nvfp4")
 NUM_BLOCKS = 24
+CHUNK_WIDTHS = (1, 112, 320)  # shapes that are compiled; a chunk is padded up to one
 
 
 def packed_logits(model: Model, ids: list[int], layout: PoolLayout) -> np.ndarray:
-    batch, places = pack(np.array(ids), np.zeros(len(ids), int), layout.block_size)
+    segment = np.zeros(len(ids), int)
+    batch, places = pack(
+        np.array(ids), segment, layout.block_size, num_tiles=NUM_BLOCKS, table_width=NUM_BLOCKS
+    )
     out = score(model, None, batch, layout)
     return np.asarray(out).reshape(-1, out.shape[-1])[places]
 
@@ -39,11 +43,18 @@ def paged_logits(model: Model, ids: list[int], layout: PoolLayout, chunks: list[
     table = jnp.asarray(order[None], jnp.int32)
     cache, out, start = Cache.empty(layout, NUM_BLOCKS), [], 0
     for count in chunks:
-        positions = jnp.arange(start, start + count, dtype=jnp.int32)[None]
-        part = jnp.asarray([ids[start : start + count]], jnp.int32)
-        batch = Batch(tokens=part, positions=positions, block_table=table)
+        width = next(width for width in CHUNK_WIDTHS if width >= count)
+        positions = np.arange(start, start + width)
+        part = np.resize(np.array(ids[start : start + count], np.int32), width)
+        batch = Batch(
+            tokens=jnp.asarray(part[None]),
+            positions=jnp.asarray(
+                np.where(positions < start + count, positions, -1)[None], jnp.int32
+            ),
+            block_table=table,
+        )
         logits, cache = run_chunk(model, cache, batch)
-        out.append(np.asarray(logits[0]))
+        out.append(np.asarray(logits[0, :count]))
         start += count
     return np.concatenate(out)
 
