@@ -42,6 +42,7 @@ class LoadedModel:
     template: ChatTemplate | None = None
     mesh: Mesh | None = None
     adapter: Adapter = None
+    report: checkpoint.LoadReport | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -93,7 +94,7 @@ def load(
     pool_layout(config, formats)  # refuses an impossible pair before any weight is read
     has_tokenizer = (folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.load(folder) if has_tokenizer else None
-    model, _ = checkpoint.load_model(folder, dtype=dtype, mesh=mesh, progress=progress)
+    model, report = checkpoint.load_model(folder, dtype=dtype, mesh=mesh, progress=progress)
     return LoadedModel(
         model=model,
         formats=formats,
@@ -101,6 +102,7 @@ def load(
         tokenizer=tokenizer,
         template=ChatTemplate.load(folder) if has_template(folder) else None,
         mesh=mesh,
+        report=report,
     )
 
 
