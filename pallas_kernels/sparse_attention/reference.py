@@ -63,7 +63,7 @@ def masked_softmax_attention(
     scale: float,
 ) -> tuple[Float[Array, "*batch G H"], Float[Array, "*batch G"]]:
     """float32 softmax over the visible keys; (0, -inf) where none is. What lies under the mask
-    never matters, NaN included.
+    never matters; NaN neither, in keys that no query of the batch entry sees.
     """
     seen = jnp.any(visible, axis=-2)[..., None]
     keys, values = jnp.where(seen, keys, 0.0), jnp.where(seen, values, 0.0)

@@ -8,7 +8,7 @@ import pytest
 from configs.presets import m3_1_flash, tiny
 from pallas_kernels import cases
 from pallas_kernels.block_select import block_select
-from pallas_kernels.sparse_attention import SPARSE, sparse_attention
+from pallas_kernels.sparse_attention import sparse_attention
 from tests.numerics import assert_close
 from tests.ops.oracles import as_pages, attend_blocks, pick_blocks, scattered, stored
 
@@ -79,12 +79,10 @@ def test_small_cases_select_the_blocks_of_the_loop(small):
         assert set(ids[b, i, head].tolist()) == expected
 
 
-@pytest.mark.parametrize("name", [None, *(one.name for one in SPARSE)])
+@pytest.mark.parametrize("name", [None, "reference"])
 def test_small_cases_attend_like_the_loop(small, name):
     case, q, _, (k, v, _), values, table, positions, ids = small
     scale = case.head_dim**-0.5
-    if name == "masked" and case.blocks > 4 * case.top_k:
-        pytest.skip("the mask may refuse long contexts")
     run = jax.jit(sparse_attention, static_argnames=("scale", "implementation"))
     out, _ = run(q, k, v, ids, table, positions, scale=scale, implementation=name)
     expected, _ = attend_blocks(q, *values[:2], ids, positions, case.block_size, scale)

@@ -12,6 +12,7 @@ from tests.numerics import assert_close
 
 T, D, F = 5, 64, 48
 _matmul = jax.jit(scaled_matmul, static_argnames=("out_dtype", "implementation"))
+_quantize_mxfp8, _quantize_nvfp4 = jax.jit(mxfp8.quantize), jax.jit(nvfp4.quantize)
 each = pytest.mark.parametrize("name", [one.name for one in TABLE])
 FORMATS = ["f32", "bf16", "mxfp8", "nvfp4"]
 
@@ -24,12 +25,12 @@ def stored(values, fmt):
     """A weight in a format, and its values in float64 by ml_dtypes' tables."""
     values = jnp.asarray(values)
     if fmt == "mxfp8":
-        weight = mxfp8.quantize(values)
+        weight = _quantize_mxfp8(values)
         elements = np.asarray(weight.codes).astype(np.float64)
         powers = 2.0 ** (np.asarray(weight.exponents).astype(np.float64) - 127)
         return weight, elements * np.repeat(powers, 32, axis=-1)
     if fmt == "nvfp4":
-        weight = nvfp4.quantize(values)
+        weight = _quantize_nvfp4(values)
         packed = np.asarray(weight.codes)
         nibbles = np.stack([packed & 15, packed >> 4], -1).reshape(values.shape)
         elements = nibbles.view(ml_dtypes.float4_e2m1fn).astype(np.float64)

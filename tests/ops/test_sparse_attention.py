@@ -292,9 +292,20 @@ def test_walking_the_queries_in_groups_changes_nothing(name, monkeypatch):
 
 def test_the_mask_refuses_a_context_of_many_more_blocks_than_are_chosen():
     masked = next(one for one in SPARSE if one.name == "masked")
-    ids, table = jnp.zeros((1, 1, K, C), jnp.int32), jnp.zeros((1, 2048), jnp.int32)
-    reason = masked.refuse(None, None, None, ids, table, None, scale=1.0)
+    q, ids = jnp.zeros((1, 16, N, H)), jnp.zeros((1, 16, K, C), jnp.int32)
+    table = jnp.zeros((1, 2048), jnp.int32)
+    reason = masked.refuse(q, None, None, ids, table, None, scale=1.0)
     assert "2048 context blocks" in reason and "4 chosen" in reason
+
+
+def test_the_mask_leaves_a_single_query_to_the_gather_once_there_is_a_choice():
+    masked = next(one for one in SPARSE if one.name == "masked")
+    q, ids = jnp.zeros((1, 1, N, H)), jnp.zeros((1, 1, K, C), jnp.int32)
+    answers = [
+        masked.refuse(q, None, None, ids, jnp.zeros((1, blocks), jnp.int32), None, scale=1.0)
+        for blocks in (C, C + 1)
+    ]
+    assert answers[0] is None and "5 context blocks" in answers[1]
 
 
 # ---- gradients of the packed path
@@ -397,8 +408,8 @@ def test_decode_at_32k_tokens_makes_no_array_as_long_as_the_context():
 @each_sparse
 def test_attending_to_pages_does_not_copy_the_pool(name):
     component = Component(format="fp8", heads=K, tokens=Z, width=H)
-    q, ids = jnp.ones((1, 1, N, H)), jnp.arange(C)[None, None, None].repeat(K, 2)
-    table, position = jnp.arange(P)[None], jnp.full((1, 1), S - 1)
+    q, ids = jnp.ones((1, 2, N, H)), jnp.broadcast_to(jnp.arange(C), (1, 2, K, C))
+    table, position = jnp.arange(P)[None], jnp.full((1, 2), S - 1)
     options = {"scale": SCALE, "implementation": name}
     share = temporary_share(
         lambda pages: sparse_attention(q, pages, pages, ids, table, position, **options), component
