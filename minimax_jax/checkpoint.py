@@ -34,7 +34,7 @@ from minimax_jax.checkpoint_write import (
 )
 from minimax_jax.model import Model
 from minimax_jax.quantization_map import map_problems, sections
-from minimax_jax.quantize import Format, Weight, check_format, is_router
+from minimax_jax.quantize import Weight, as_format, is_router
 from minimax_jax.tensor_file import CheckpointError, Entry
 from sharding.rules import SERVE, Rules
 
@@ -194,7 +194,7 @@ def save_model(
     model: Model,
     folder: Path | str,
     *,
-    format: Format | None = None,
+    format: str | None = None,
     source: Path | str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     progress: Progress | None = None,
@@ -211,10 +211,9 @@ def save_model(
     Raises ValueError for an unknown format or a folder that is not empty, CheckpointError for a
     source that cannot be read.
     """
-    if format is not None:
-        check_format(format)
+    chosen = None if format is None else as_format(format)
     weights = {path: p.get_value() for path, p in parameters_of(model).items()}
-    kinds = {path: Kind.of(w).wanted(path, format) for path, w in weights.items()}
+    kinds = {path: Kind.of(w).wanted(path, chosen) for path, w in weights.items()}
     groups = [g for path, weight in weights.items() for g in _groups(path, weight, kinds[path])]
     config = None
     if source is not None:

@@ -115,6 +115,7 @@ class _Search:
                 continue
             if name in self.entries:
                 self.problems.append(f"{entry} and {self.entries[name]} are the same parameter")
+                self.used.add(self.entries[name].name)
             self.entries[name] = entry
 
     def leaf(self, path: str, shape: tuple[int, ...]) -> LeafPlan | None:

@@ -81,6 +81,7 @@ class Part:
 
     def _refuse_nan(self, entry: Entry, out: np.ndarray) -> None:
         form = self.leaf.form
+        out = out.reshape(entry.shape) if out.size == entry.size else out
         try:
             if form == "mxfp8" and self.number == 1:
                 mxfp8.refuse_nan_scales(out, f"{entry} ")

@@ -120,14 +120,13 @@ def write_files(
     weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards, start=1):
         name = SINGLE if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
-        writer = Writer(folder / name, [spec for group in shard for spec in group.specs])
-        for group in shard:
-            for spec, values in zip(group.specs, group.produce(), strict=True):
-                writer.write(spec.name, values)
-                weight_map[spec.name] = name
-                if progress is not None:
-                    progress(spec.name, spec.nbytes)
-        writer.close()
+        with Writer(folder / name, [spec for group in shard for spec in group.specs]) as writer:
+            for group in shard:
+                for spec, values in zip(group.specs, group.produce(), strict=True):
+                    writer.write(spec.name, values)
+                    if progress is not None:
+                        progress(spec.name, spec.nbytes)
+        weight_map |= {spec.name: name for group in shard for spec in group.specs}
     if len(shards) > 1:
         total = {"total_size": sum(group.nbytes for group in groups)}
         index = {"metadata": total, "weight_map": dict(sorted(weight_map.items()))}

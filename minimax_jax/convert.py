@@ -31,7 +31,7 @@ from minimax_jax.checkpoint_write import (
 )
 from minimax_jax.checkpoint_write import Progress as Report
 from minimax_jax.names import Place
-from minimax_jax.quantize import Format, check_format
+from minimax_jax.quantize import as_format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def convert(
     source: Path | str,
     folder: Path | str,
     *,
-    format: Format,
+    format: str,
     layers: Sequence[int] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     console: Console | None = None,
@@ -86,10 +86,10 @@ def convert(
 
 
 def plan_conversion(
-    source: Path, *, format: Format, layers: Sequence[int] | None = None
+    source: Path, *, format: str, layers: Sequence[int] | None = None
 ) -> Conversion:
     """Everything that `convert` will write, from the source's headers."""
-    check_format(format)
+    chosen = as_format(format)
     config, root = read_config(source), read_json(source / "config.json")
     plan = read_plan(source, abstract_model(config, jnp.float32))
     renumbered = _renumbered(layers, config.num_layers)
@@ -101,7 +101,7 @@ def plan_conversion(
     for leaf in plan.leaves:
         path = _renamed(leaf.path, names.path_layer(leaf.path), renumbered)
         if path is not None:
-            kinds[path] = _kind(leaf).wanted(path, format)
+            kinds[path] = _kind(leaf).wanted(path, chosen)
             groups += _groups(leaf, path, kinds[path])
     for entry in known_entries(source):
         name = _renamed(entry.name, names.layer_number(entry.name), renumbered)

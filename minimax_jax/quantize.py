@@ -33,10 +33,12 @@ _PROJECTION_FORM: dict[str, Form] = {"m3.1": "mxfp8", "mxfp8": "mxfp8", "bf16": 
 M = TypeVar("M")
 
 
-def check_format(name: str) -> None:
-    """ValueError unless `name` is one of FORMATS."""
-    if name not in FORMATS:
-        raise ValueError(f"format {name!r} is not one of {', '.join(FORMATS)}")
+def as_format(name: str) -> Format:
+    """The format of this name; ValueError unless it is one of FORMATS."""
+    for known in FORMATS:
+        if name == known:
+            return known
+    raise ValueError(f"format {name!r} is not one of {', '.join(FORMATS)}")
 
 
 def is_router(path: str) -> bool:
@@ -103,14 +105,14 @@ def _straight_through(form: Form, primals, tangents):
     return seen_through(primals[0], form), tangents[0]
 
 
-def quantize_model(model: Model, name: Format) -> Model:
+def quantize_model(model: Model, name: str) -> Model:
     """The model with its weights stored in a format. What a format leaves plain stays as it is,
     except that `bf16` makes everything but the router bfloat16.
     """
-    check_format(name)
-    if name == "bf16":
+    chosen = as_format(name)
+    if chosen == "bf16":
         return dequantize_model(model, jnp.bfloat16)
-    return _map(lambda path, weight: to_form(weight, form_in(path, name)), model)
+    return _map(lambda path, weight: to_form(weight, form_in(path, chosen)), model)
 
 
 def dequantize_model(model: Model, dtype: DTypeLike = jnp.float32) -> Model:
@@ -123,17 +125,17 @@ def dequantize_model(model: Model, dtype: DTypeLike = jnp.float32) -> Model:
     return _map(plain, model)
 
 
-def fake_quantize_model(model: Model, name: Format) -> Model:
+def fake_quantize_model(model: Model, name: str) -> Model:
     """The whole model seen through its storage format, with straight-through gradients.
 
     Plain weights keep their dtype; weights that are quantised already stay. What `quantize_model`
     stores of the same model has exactly these values (in float32).
     """
-    check_format(name)
+    chosen = as_format(name)
 
     def seen(path: str, weight: Weight) -> Weight:
         plain = form_of(weight) == "plain"
-        return seen_through(weight, form_in(path, name)) if plain else weight
+        return seen_through(weight, form_in(path, chosen)) if plain else weight
 
     return _map(seen, model)
 

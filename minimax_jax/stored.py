@@ -38,6 +38,7 @@ def stored_form(name: str, found: Mapping[str, Entry]) -> Stored | str:
     codes = packed if packed is not None else weight
     if codes is None:
         return f"{first} is there, but {name} is neither in the index nor in any file"
+    full = codes.name.removesuffix("_packed")
     if codes.dtype == BYTE:
         fitting = "global_scale" if packed is not None else "scale_2"
         if outer != [fitting]:
@@ -47,14 +48,14 @@ def stored_form(name: str, found: Mapping[str, Entry]) -> Stored | str:
                 f"(divides) or weight with weight_scale_2 (multiplies) tell what the scale means"
             )
         if scale is None:
-            return f"{codes}: its {name}_scale is neither in the index nor in any file"
+            return f"{codes}: its {full}_scale is neither in the index nor in any file"
         return Stored(
             form="nvfp4", parts=(codes, scale, found[fitting]), divides=packed is not None
         )
     if codes.dtype == E4M3:
         exponents = found.get("scale_inv", scale)
         if exponents is None:
-            return f"{codes}: its {name}_scale_inv is neither in the index nor in any file"
+            return f"{codes}: its {full}_scale_inv is neither in the index nor in any file"
         return Stored(form="mxfp8", parts=(codes, exponents))
     if len(found) > 1:
         scales = ", ".join(key for key in found if key != "weight")

@@ -65,9 +65,14 @@ class Spec:
     shape: tuple[int, ...]
 
     @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.size * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,10 +192,13 @@ class Writer:
         self.file.seek(self.start + offset)
         self.file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
-    def close(self) -> None:
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         """Ends the file; every announced tensor must be there."""
         self.file.close()
-        assert not self.offsets, f"never written: {', '.join(self.offsets)}"
+        assert failure or not self.offsets, f"never written: {', '.join(self.offsets)}"
 
 
 def _entry(path: Path, name: str, value: Any, data_start: int) -> Entry:

@@ -183,6 +183,18 @@ def headers(folder: Path) -> dict[str, tuple[str, list[int]]]:
     return found
 
 
+def read_tensor(folder: Path, name: str) -> bytes:
+    """A tensor's bytes, cut out of its file by the header's offsets."""
+    for path in folder.glob("*.safetensors"):
+        content = path.read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:start])
+        if name in header:
+            begin, end = header[name]["data_offsets"]
+            return content[start + begin : start + end]
+    raise KeyError(name)
+
+
 def values_of(model: Model) -> Tensors:
     """The model's weights in float32, by path."""
     return {
@@ -236,8 +248,9 @@ def load(folder: Path, **options) -> Model:
 
 
 def assert_identical(one: Model, other: Model) -> None:
-    """Two models have the same leaves: same forms, same bits."""
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+    """Two models have the same weights: same forms, same bits."""
+    left, right = ([p.get_value() for p in parameters_of(m).values()] for m in (one, other))
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
         assert a.dtype == b.dtype
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()

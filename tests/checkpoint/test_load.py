@@ -67,7 +67,7 @@ def test_a_global_scale_may_be_a_scalar_or_have_one_element(shape, tmp_path):
 
 
 def test_both_conventions_of_the_outer_scale_give_equal_values(tmp_path):
-    """F87: 3584 divides in one file, its reciprocal multiplies in the other; here a power of two."""
+    """F87: a number divides in one file, its reciprocal multiplies in the other."""
     dividing, _ = files.released(CONFIG, files.plain, files.compressed_tensors)
     multiplying = {}
     for name, value in dividing.items():

@@ -1,0 +1,115 @@
+"""Loading onto several devices: each gets its shards, and nothing passes through another (F180)."""
+
+import gc
+import math
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from configs.parallel import ParallelConfig
+from configs.presets import tiny
+from minimax_jax.checkpoint import load_model, parameters_of
+from sharding.mesh import make_mesh
+from sharding.rules import SERVE, with_parallel
+from tests.checkpoint import files
+from tests.checkpoint.files import assert_same, load, values_of
+
+CONFIG = replace(
+    tiny(),
+    sparse_layers=(True,) * 2,
+    moe_layers=(False, True),
+    moe=replace(tiny().moe, expert_dim=128),  # four devices get one MXFP8 group each
+)
+FORMS = {
+    "bf16": (files.plain, files.plain),
+    "mxfp8": (files.mxfp8, files.mxfp8),
+    "m3.1": (files.mxfp8, files.compressed_tensors),
+}
+
+
+def held() -> dict[int, int]:
+    """Bytes of live arrays on each device. (Not by way of `shard.data`, which makes new arrays.)"""
+    gc.collect()
+    held = {device.id: 0 for device in jax.devices()}
+    for array in jax.live_arrays():
+        shard = math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        for device in array.sharding.device_set:
+            held[device.id] += shard
+    return held
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "parallel",
+    [ParallelConfig(tp=2), ParallelConfig(tp=4), ParallelConfig(dp=2, tp=2, ep=4)],
+    ids=str,
+)
+def test_no_device_holds_more_than_its_shards_and_one_tensor(form, parallel, tmp_path):
+    folder = files.write(tmp_path, CONFIG, files.released(CONFIG, *FORMS[form])[0])
+    expected, before = values_of(load(folder)), held()
+    seen: list[dict[int, int]] = []
+    model, report = load_model(
+        folder,
+        dtype="bfloat16",
+        mesh=make_mesh(parallel),
+        rules=with_parallel(SERVE, parallel),
+        progress=lambda *_: seen.append(held()),
+    )
+    after = held()
+    used = range(parallel.num_devices)
+    for device in jax.devices():
+        share = after[device.id] - before[device.id]
+        assert (share > 0) == (device.id in used)
+        assert max(s[device.id] for s in seen) - before[device.id] <= share + report.largest_bytes
+    shares = [after[i] - before[i] for i in used]
+    assert max(shares) == min(shares) < 0.75 * report.nbytes
+    for path, value in values_of(model).items():
+        np.testing.assert_array_equal(value, expected[path], err_msg=path)
+
+
+def test_shards_lie_where_the_rules_put_them(tmp_path):
+    folder = files.write(tmp_path, CONFIG, files.released(CONFIG, *FORMS["m3.1"])[0])
+    parallel = ParallelConfig(tp=4)
+    parameters = parameters_of(load(folder, mesh=make_mesh(parallel)))
+    E, F, D = CONFIG.moe.num_experts, CONFIG.moe.expert_dim, CONFIG.hidden_size
+
+    def local(array: jax.Array) -> tuple[int, ...]:
+        return array.addressable_shards[0].data.shape
+
+    w1 = parameters["layers.1.mlp.experts.w1.weight"].get_value()
+    assert local(w1.codes) == (E, F // 4, D // 2) and local(w1.scales) == (E, F // 4, D // 16)
+    w2 = parameters["layers.1.mlp.experts.w2.weight"].get_value()
+    assert local(w2.codes) == (E, D, F // 2 // 4) and local(w2.scales) == (E, D, F // 16 // 4)
+    assert local(w2.outer) == (E,)
+    k = parameters["layers.1.attention.k_proj.weight"].get_value()
+    assert local(k.exponents) == (k.codes.shape[0] // 4, D // 32)
+    assert local(parameters["layers.1.mlp.router.weight"].get_value()) == (E, D)
+
+
+def test_a_shard_that_would_cut_a_group_is_refused_before_anything_is_read(tmp_path):
+    """F91: 64 expert inputs over 8 devices are 8 each, half a group of 16."""
+    config = replace(CONFIG, moe=tiny().moe)
+    folder = files.write(tmp_path, config, files.released(config, *FORMS["m3.1"])[0])
+    before = held()
+    with pytest.raises(ValueError) as caught:
+        load(folder, mesh=make_mesh(ParallelConfig(tp=8)))
+    assert "layers.1.mlp.experts.w2.weight in nvfp4 cannot be sharded" in str(caught.value)
+    assert held() == before
+
+
+def test_host_buffers_stay_below_twice_the_largest_tensor(tmp_path):
+    for name, encoders in FORMS.items():
+        folder = files.write(tmp_path / name, CONFIG, files.released(CONFIG, *encoders)[0])
+        for dtype in ("float32", "bfloat16"):
+            _, report = load_model(folder, dtype=dtype, mesh=make_mesh(ParallelConfig(tp=4)))
+            assert report.largest_bytes <= report.peak_host_bytes <= 2 * report.largest_bytes
+            assert report.nbytes > 4 * report.peak_host_bytes
+
+
+def test_the_same_values_come_out_of_one_device_and_of_eight(tmp_path):
+    tensors, values = files.released(CONFIG)
+    folder = files.write(tmp_path, CONFIG, tensors)
+    model = load(folder, mesh=make_mesh(ParallelConfig(dp=2, tp=4)))
+    assert_same(model, files.expected_by_path(CONFIG, values))
