@@ -16,8 +16,8 @@ from pallas_kernels.sparse_attention.reference import masked_softmax_attention
 
 # context blocks a chosen block up to which the mask is cheaper (CPU, 2 cores, tiny's shapes)
 # Context blocks a chosen block up to which the mask is cheaper; and never more than queries a tile,
-# since the mask reads a block once for all of them. CPU of 2 cores, tiny's heads, Q = 16, 1024 tiles,
-# forward and backward: even at 40 blocks for 4 chosen (2.1 s and 2.2 s of CPU time); the mask needs
+# since the mask reads a block once for all of them. CPU of 2 cores, tiny's heads, Q = 16, 1024
+# tiles, forward and backward: even at 40 blocks for 4 chosen (2.1 s and 2.2 s of CPU time); the mask needs
 # 0.6 times as much at 16 blocks and 1.5 times at 64.
 _MAX_WASTE = 10
 _MAX_SCORES = 1 << 25  # float32 scores held at once

@@ -4,10 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 
-from pallas_kernels.layouts.pages import Blocks, Pages
-from pallas_kernels.layouts.pool import LINE, Component
+from pallas_kernels.layouts.pages import Blocks
 from pallas_kernels.sparse_attention import DENSE, SPARSE, dense_attention, sparse_attention
 from tests.numerics import assert_close
 from tests.ops.oracles import (
@@ -16,7 +14,6 @@ from tests.ops.oracles import (
     pick_blocks,
     scattered,
     stored,
-    temporary_share,
 )
 
 Z, C, K, G, H = 16, 4, 2, 2, 32
@@ -373,62 +370,3 @@ def test_keys_that_no_query_sees_have_no_gradient(gradients):
 def test_a_query_without_blocks_has_no_gradient(gradients):
     dq = gradients[0]
     assert np.isfinite(dq).all() and not dq[1, 2].any() and dq[1, 0].any()
-
-
-# ---- memory
-
-
-def _float_sizes(jaxpr):
-    """Sizes of all floating arrays that a jaxpr makes."""
-    for equation in jaxpr.eqns:
-        for variable in equation.outvars:
-            if jnp.issubdtype(variable.aval.dtype, jnp.floating):
-                yield variable.aval.size
-        for inner in jaxprs_in_params(equation.params):
-            yield from _float_sizes(inner)
-
-
-def test_decode_at_32k_tokens_makes_no_array_as_long_as_the_context():
-    context, top_k, heads, width = 32_768, 16, 1, 128
-    component = Component(format="nvfp4", heads=heads, tokens=128, width=width)
-    pool = jax.ShapeDtypeStruct((300, component.lines, LINE), jnp.uint8)
-
-    def decode(pool, q, ids, table, positions):
-        pages = Pages(pool=pool, line=jnp.int32(0), component=component)
-        return sparse_attention(q, pages, pages, ids, table, positions, scale=1.0)[0]
-
-    integers = [(1, 1, heads, top_k), (1, context // 128), (1, 1)]
-    arguments = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in integers]
-    q = jax.ShapeDtypeStruct((1, 1, 16, width), jnp.float32)
-    sizes = list(_float_sizes(jax.make_jaxpr(decode)(pool, q, *arguments).jaxpr))
-    chosen_keys = top_k * 128 * width
-    assert max(sizes) == chosen_keys < context * width
-
-
-@each_sparse
-def test_attending_to_pages_does_not_copy_the_pool(name):
-    component = Component(format="fp8", heads=K, tokens=Z, width=H)
-    q, ids = jnp.ones((1, 2, N, H)), jnp.broadcast_to(jnp.arange(C), (1, 2, K, C))
-    table, position = jnp.arange(P)[None], jnp.full((1, 2), S - 1)
-    options = {"scale": SCALE, "implementation": name}
-    share = temporary_share(
-        lambda pages: sparse_attention(q, pages, pages, ids, table, position, **options), component
-    )
-    assert share < 0.05
-
-
-def test_from_pages_the_reference_reads_only_the_chosen_blocks():
-    component = Component(format="f32", heads=K, tokens=Z, width=H)
-    pool = jnp.zeros((512, component.lines, LINE), jnp.uint8)
-
-    def attend(pool, q, ids, table, position):
-        pages = Pages(pool=pool, line=jnp.int32(0), component=component)
-        options = {"scale": SCALE, "implementation": "reference"}
-        return sparse_attention(q, pages, pages, ids, table, position, **options)[0]
-
-    arguments = jnp.ones((1, 1, N, H)), jnp.zeros((1, 1, K, C), jnp.int32)
-    program = jax.jit(attend).lower(
-        pool, *arguments, jnp.zeros((1, 512), jnp.int32), jnp.zeros((1, 1), jnp.int32)
-    )
-    chosen_bytes = 2 * K * C * Z * H * 4
-    assert program.compile().memory_analysis().temp_size_in_bytes < 6 * chosen_bytes < pool.size / 8
