@@ -1,0 +1,150 @@
+"""Our model against transformers in float32: whole logits, and sub-module by sub-module, so that a
+fault names its line.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from minimax_jax.attention import Context
+from minimax_jax.batch import pack
+from minimax_jax.cache import pool_layout
+from minimax_jax.checkpoint import load_model
+from minimax_jax.loaded import LoadedModel, logits
+from pallas_kernels.block_select.reference import block_scores
+from pallas_kernels.kv_insert import norm_rope
+from pallas_kernels.layouts.pool import CacheFormats
+from tests.parity.transformers_models import (
+    PATTERNS,
+    SIZES,
+    Recording,
+    fresh_seed,
+    random_reference,
+    text_config,
+)
+
+pytestmark = pytest.mark.parity
+EXACT = CacheFormats(kv="f32", index="f32")
+LOGITS, SUB_MODULE, TIE = 1e-4, 2e-5, 1e-5
+
+
+class Pair:
+    """One random model on both sides, and one prompt run through transformers'."""
+
+    def __init__(self, size: str, pattern: str, folder):
+        seed = fresh_seed()
+        reference = random_reference(text_config(size, pattern), seed)
+        reference.save_pretrained(folder)
+        self.ids = np.random.default_rng(seed).integers(0, 512, SIZES[size]["tokens"])
+        self.recording = Recording.of(reference, self.ids)
+        self.model, _ = load_model(folder, dtype=jnp.float32)
+        self.loaded = LoadedModel(model=self.model, formats=EXACT, folder=folder)
+        self.layout = pool_layout(self.model.config, EXACT)
+        segment = np.zeros(len(self.ids), int)
+        self.batch, self.places = pack(self.ids, segment, self.layout.block_size)
+        self.context = Context.of(self.batch, self.model.config, self.layout)
+
+    def tiles(self, name: str) -> jax.Array:
+        """The recorded input of a sub-module as tiles."""
+        values = self.recording.inputs[name][0]
+        flat = np.zeros((self.batch.tokens.size, values.shape[-1]), np.float32)
+        flat[self.places] = values
+        return jnp.asarray(flat.reshape(*self.batch.tokens.shape, -1))
+
+    def rows(self, tiles: jax.Array) -> np.ndarray:
+        """The prompt's rows of tiles."""
+        return np.asarray(tiles).reshape(self.batch.tokens.size, *tiles.shape[2:])[self.places]
+
+
+@pytest.fixture(scope="module", params=[f"{size} {p}" for size in SIZES for p in PATTERNS])
+def pair(request, tmp_path_factory) -> Pair:
+    return Pair(*request.param.split(), tmp_path_factory.mktemp("transformers"))
+
+
+def layers(pair: Pair):
+    return enumerate(pair.model.layers)
+
+
+def assert_near(actual: np.ndarray, expected: np.ndarray, limit: float, where: str) -> None:
+    difference = np.abs(actual - expected)
+    place = np.unravel_index(np.argmax(difference), difference.shape)
+    assert difference.max() <= limit, f"{where}: {difference.max():.2e} at {place}"
+
+
+def selection(pair: Pair, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Our chosen ids, transformers', and which (query, head) rows are decided by a clear gap."""
+    attention = pair.model.layers[index].attention
+    name = f"model.layers.{index}.self_attn"
+    x, context = pair.tiles(f"{name}.indexer"), pair.context
+    keys = attention._through_cache(attention._rows(x, None), context)
+    ours = pair.rows(attention.indexer(x, keys.index_k, context))
+    theirs = pair.recording.outputs[f"{name}.indexer"][0].swapaxes(0, 1)
+    c, indexer = pair.model.config.indexer, attention.indexer
+    q = indexer.q_proj(x).reshape(*x.shape[:2], c.num_heads, c.head_dim)
+    q = norm_rope(q, indexer.q_norm.weight.get_value(), context.cos, context.sin, c_eps(pair))
+    scores = block_scores(q, keys.index_k, pair.batch.block_table, pair.batch.positions)
+    local = pair.batch.positions // pair.layout.block_size
+    is_local = jnp.arange(scores.shape[-1]) == local[:, :, None, None]
+    ranked = np.sort(pair.rows(jnp.where(is_local, jnp.inf, scores)), axis=-1)[..., ::-1]
+    last, next_best = ranked[..., c.top_k - 1], ranked[..., c.top_k]
+    return ours, theirs, (next_best == -np.inf) | (np.maximum(last, -1e30) - next_best > TIE)
+
+
+def c_eps(pair: Pair) -> float:
+    return pair.model.config.norm_eps
+
+
+def test_selection_is_the_same_wherever_the_cut_has_a_gap(pair):
+    for index, layer in layers(pair):
+        if layer.attention.indexer is None:
+            continue
+        ours, theirs, clear = selection(pair, index)
+        same = (np.sort(ours, axis=-1) == np.sort(theirs, axis=-1)).all(axis=-1)
+        print(f"layer {index}: {(~clear).sum()} ties of {clear.size}")
+        assert clear.mean() > 0.99 and same[clear].all(), (index, np.argwhere(~same & clear)[:3])
+
+
+def test_norms_agree(pair):
+    for index, layer in layers(pair):
+        for ours, theirs in (
+            (layer.input_norm, "input_layernorm"),
+            (layer.post_attention_norm, "post_attention_layernorm"),
+        ):
+            name = f"model.layers.{index}.{theirs}"
+            actual = ours(jnp.asarray(pair.recording.inputs[name]))
+            assert_near(np.asarray(actual), pair.recording.outputs[name], 1e-5, name)
+
+
+def test_attention_agrees(pair):
+    for index, layer in layers(pair):
+        name = f"model.layers.{index}.self_attn"
+        agreeing = np.ones(len(pair.ids), bool)
+        if layer.attention.indexer is not None:
+            ours, theirs, _ = selection(pair, index)
+            agreeing = (np.sort(ours, -1) == np.sort(theirs, -1)).all(axis=(-1, -2))
+        actual = pair.rows(layer.attention(pair.tiles(name), None, 0, pair.context)[0])
+        expected = pair.recording.outputs[name][0]
+        assert_near(actual[agreeing], expected[agreeing], SUB_MODULE, name)
+
+
+def test_mlps_and_experts_agree(pair):
+    for index, layer in layers(pair):
+        name = f"model.layers.{index}.mlp"
+        actual = np.asarray(layer.mlp(jnp.asarray(pair.recording.inputs[name])))
+        assert_near(actual, pair.recording.outputs[name], SUB_MODULE, name)
+
+
+def test_logits_agree(pair):
+    """After a tie has flipped a selection nothing behind it is compared."""
+    first_flip = len(pair.ids)
+    for index, layer in layers(pair):
+        if layer.attention.indexer is not None:
+            ours, theirs, _ = selection(pair, index)
+            same = (np.sort(ours, -1) == np.sort(theirs, -1)).all(axis=(-1, -2))
+            first_flip = min(first_flip, *np.flatnonzero(~same), len(pair.ids))
+    assert first_flip > SIZES["small"]["block"] * SIZES["small"]["top_k"]
+    actual = np.asarray(logits(pair.loaded, pair.ids))
+    print(f"compared {first_flip} of {len(pair.ids)} tokens")
+    expected = pair.recording.logits
+    assert_near(actual[:first_flip], expected[:first_flip], LOGITS, "logits")
