@@ -54,7 +54,7 @@ class Cache:
 
 
 def layer_pages(
-    pool: UInt8[Array, "P lines 128"], layout: PoolLayout, line: Array, *, sparse: bool
+    pool: UInt8[Array, "P lines 128"], layout: PoolLayout, line: Array | int, *, sparse: bool
 ) -> tuple[Pages, Pages, Pages | None]:
     """K, V and index key of the layer that starts at `line`."""
     compute = layout.formats.compute

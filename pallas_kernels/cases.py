@@ -5,7 +5,7 @@ heads, one key/value head, one index head. Numbers repeat the model presets, sin
 configs; a test compares them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,25 +55,38 @@ class MatmulCase:
     format: str = "bf16"
 
 
-_TINY = {"heads": 8, "kv_heads": 4, "head_dim": 32, "index_dim": 32, "block_size": 16, "top_k": 4}
-_FULL = {
-    "heads": 16,
-    "kv_heads": 1,
-    "head_dim": 128,
-    "index_dim": 128,
-    "block_size": 128,
-    "top_k": 16,
-}
+_TINY = AttentionCase(
+    batch=4,
+    queries=1,
+    context=512,
+    heads=8,
+    kv_heads=4,
+    head_dim=32,
+    index_dim=32,
+    block_size=16,
+    top_k=4,
+)
+_FULL = AttentionCase(
+    batch=32,
+    queries=1,
+    context=32_768,
+    heads=16,
+    kv_heads=1,
+    head_dim=128,
+    index_dim=128,
+    block_size=128,
+    top_k=16,
+)
 
 ATTENTION = {
-    "tiny_decode": AttentionCase(batch=4, queries=1, context=512, **_TINY),
-    "tiny_verify": AttentionCase(batch=4, queries=8, context=512, **_TINY),
-    "tiny_prefill": AttentionCase(batch=16, queries=16, context=256, **_TINY),
-    "full_decode_32k": AttentionCase(batch=32, queries=1, context=32_768, **_FULL),
-    "full_decode_128k": AttentionCase(batch=32, queries=1, context=131_072, **_FULL),
-    "full_decode_1m": AttentionCase(batch=4, queries=1, context=1_048_576, **_FULL),
-    "full_verify_32k": AttentionCase(batch=32, queries=8, context=32_768, **_FULL),
-    "full_prefill_32k": AttentionCase(batch=256, queries=128, context=32_768, **_FULL),
+    "tiny_decode": _TINY,
+    "tiny_verify": replace(_TINY, queries=8),
+    "tiny_prefill": replace(_TINY, batch=16, queries=16, context=256),
+    "full_decode_32k": _FULL,
+    "full_decode_128k": replace(_FULL, context=131_072),
+    "full_decode_1m": replace(_FULL, batch=4, context=1_048_576),
+    "full_verify_32k": replace(_FULL, queries=8),
+    "full_prefill_32k": replace(_FULL, batch=256, queries=128),
 }
 
 WINDOW = {

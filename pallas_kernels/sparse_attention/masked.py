@@ -17,8 +17,8 @@ from pallas_kernels.sparse_attention.reference import masked_softmax_attention
 # context blocks a chosen block up to which the mask is cheaper (CPU, 2 cores, tiny's shapes)
 # Context blocks a chosen block up to which the mask is cheaper; and never more than queries a tile,
 # since the mask reads a block once for all of them. CPU of 2 cores, tiny's heads, Q = 16, 1024
-# tiles, forward and backward: even at 40 blocks for 4 chosen (2.1 s and 2.2 s of CPU time); the mask needs
-# 0.6 times as much at 16 blocks and 1.5 times at 64.
+# tiles, forward and backward: even at 40 blocks for 4 chosen (2.1 s and 2.2 s of CPU time); at 16
+# blocks the mask needs 0.6 times as much, at 64 1.5 times.
 _MAX_WASTE = 10
 _MAX_SCORES = 1 << 25  # float32 scores held at once
 
@@ -71,7 +71,7 @@ def _attend(q, k: Source, v: Source, chosen_BQkP: Bool[Array, "B Q k P"], table,
 
     @jax.checkpoint
     def attend(tile):
-        return _attend_tile(*tile, k, v, scale)
+        return _attend_tile(*tile, k=k, v=v, scale=scale)
 
     tiles = (q, chosen_BQkP, table, positions)
     out, lse = lax.map(attend, tiles, batch_size=min(group, B))

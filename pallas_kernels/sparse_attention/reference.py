@@ -40,7 +40,7 @@ def sparse_attention(
 
     @jax.checkpoint  # a gathered key is cheaper to gather again than to keep for the backward pass
     def attend(query):
-        return _attend_one(*query, k, v, scale)
+        return _attend_one(*query, k=k, v=v, scale=scale)
 
     out, lse = lax.map(attend, queries, batch_size=group)
     return out.reshape(B, Q, N, H).astype(q.dtype), lse.reshape(B, Q, N)

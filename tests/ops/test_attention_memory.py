@@ -1,4 +1,4 @@
-"""What attention from pages may hold in memory: the chosen blocks, never the context nor the pool."""
+"""What attention from pages may hold in memory: the chosen blocks, nothing longer."""
 
 import jax
 import jax.numpy as jnp
