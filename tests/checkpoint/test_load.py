@@ -160,6 +160,14 @@ def test_stacked_fused_and_separate_experts_are_one_model(tmp_path):
     assert_same(load(folder, gate_up="interleaved"), expected)
 
 
+@pytest.mark.parametrize("chunk", [1, 100, 1000])
+def test_values_are_cast_and_picked_apart_in_chunks(chunk, tmp_path, monkeypatch):
+    monkeypatch.setattr("minimax_jax.tensor_file.CHUNK_BYTES", chunk)
+    tensors, values = files.released(CONFIG)
+    folder = files.write(tmp_path, CONFIG, fused(tensors, interleaved=True))
+    assert_same(load(folder, gate_up="interleaved"), files.expected_by_path(CONFIG, values))
+
+
 def test_fused_mxfp8_rows_take_their_scales_along(tmp_path):
     tensors, values = files.released(CONFIG, files.mxfp8)
     for half in ("weight", "weight_scale_inv"):
