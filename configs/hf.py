@@ -94,8 +94,12 @@ def _attention(text: Json) -> AttentionConfig:
     written = text.get("rotary_dim")
     factor = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
     # transformers reads the factor and ignores rotary_dim: what it wrote back decides
-    rotary_dim = written if factor is None else int(head_dim * factor)
-    check(rotary_dim is not None, "config.json has neither rotary_dim nor partial_rotary_factor")
+    if factor is not None:
+        rotary_dim = int(head_dim * factor)
+    elif written is not None:
+        rotary_dim = int(written)
+    else:
+        raise ValueError("config.json has neither rotary_dim nor partial_rotary_factor")
     agree = written in (None, rotary_dim) or "partial_rotary_factor" in rope
     check(agree, f"rotary_dim={written} but head_dim x partial_rotary_factor is {rotary_dim}")
     gate = bool(text.get("attention_output_gate", False))

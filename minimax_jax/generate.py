@@ -4,7 +4,7 @@ like length.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -16,6 +16,26 @@ from minimax_jax.wave import GenerateOptions, Wave
 MAX_SEQUENCES = 128  # in one wave; more prompts run in further waves
 
 PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+
+@overload
+def generate(
+    loaded: LoadedModel,
+    prompts: PromptLike | Sequence[PromptLike],
+    *,
+    stream: Literal[False] = False,
+    **options: Any,
+) -> list[Completion]: ...
+
+
+@overload
+def generate(
+    loaded: LoadedModel,
+    prompts: PromptLike | Sequence[PromptLike],
+    *,
+    stream: Literal[True],
+    **options: Any,
+) -> Iterator[Delta]: ...
 
 
 def generate(
@@ -86,7 +106,9 @@ def _as_list(prompts: Any) -> list[PromptLike]:
         return [prompts]
     if not isinstance(prompts, Sequence):
         raise ValueError(f"prompts of type {type(prompts).__name__} are not text, ids or messages")
-    alone = len(prompts) > 0 and isinstance(prompts[0], (int, np.integer, Mapping))
+    if not len(prompts):
+        raise ValueError("there are no prompts")
+    alone = isinstance(prompts[0], (int, np.integer, Mapping))
     return [prompts] if alone else list(prompts)  # type: ignore[list-item]
 
 
@@ -120,6 +142,6 @@ def _waves(
     for first in range(0, len(order), MAX_SEQUENCES):
         rows = order[first : first + MAX_SEQUENCES]
         params = [replace(sampling, seed=(sampling.seed + i) % 2**63) for i in rows]
-        wave = Wave.start(loaded, [prompts[i] for i in rows], params, options)
+        wave = Wave(loaded, [prompts[i] for i in rows], params, options)
         while wave.running:
             yield from (replace(delta, index=rows[delta.index]) for delta in wave.advance())

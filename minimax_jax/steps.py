@@ -10,6 +10,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -19,6 +20,8 @@ from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
 from minimax_jax.sampling import SamplingState, sample
 from pallas_kernels.layouts.pool import PoolLayout
+
+Fetched = Array | np.ndarray  # on the device, or already on the host
 
 
 @jax.tree_util.register_dataclass
@@ -35,13 +38,16 @@ class DecodeState:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """What k decode steps produced, one row a step; rows of a sequence that had stopped are -1."""
+    """What k decode steps produced, one row a step; rows of a sequence that had stopped are -1.
 
-    tokens: Int[Array, "k B"]
-    logprobs: Float[Array, "k B"]  # of the raw distribution, temperature and cuts not applied
-    top_tokens: Int[Array, "k B n"]
-    top_logprobs: Float[Array, "k B n"]
-    broken: Bool[Array, "k B"]  # NaN logits: the sequence ends there
+    Without the k within a step, and of numpy arrays once they are on the host.
+    """
+
+    tokens: Int[Fetched, "*k B"]
+    logprobs: Float[Fetched, "*k B"]  # of the raw distribution, temperature and cuts not applied
+    top_tokens: Int[Fetched, "*k B n"]
+    top_logprobs: Float[Fetched, "*k B n"]
+    broken: Bool[Fetched, "*k B"]  # NaN logits: the sequence ends there
 
 
 @dataclass(frozen=True, kw_only=True)

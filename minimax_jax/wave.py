@@ -37,45 +37,30 @@ class GenerateOptions:
 class Wave:
     """Some sequences in lock-step: their pages, their device state, and their collectors."""
 
-    def __init__(self, loaded: LoadedModel, prompts: list[Prompt], options: GenerateOptions):
-        self.loaded, self.options, self.started = loaded, options, time.perf_counter()
-        self.collectors = [
-            Collector(
-                prompt,
-                loaded.tokenizer,
-                max_tokens=options.max_tokens,
-                stop_ids=options.stop_ids,
-                stop=options.stop,
-            )
-            for prompt in prompts
-        ]
-        self.num_rows = bucket(len(prompts))
-        longest = max(len(prompt.ids) for prompt in prompts)
-        blocks = -(-(longest + options.max_tokens) // loaded.layout.block_size)
-        width = bucket(blocks, smallest=loaded.config.indexer.top_k)
-        self.cache = Cache.empty(loaded.layout, self.num_rows * width)
-        self.table = jnp.arange(self.num_rows * width, dtype=jnp.int32).reshape(-1, width)
-
-    @classmethod
-    def start(
-        cls,
+    def __init__(
+        self,
         loaded: LoadedModel,
         prompts: list[Prompt],
         params: list[SamplingParams],
         options: GenerateOptions,
-    ) -> "Wave":
-        """A wave whose prompts are in the pages and whose first tokens are ready to be sampled."""
-        wave = cls(loaded, prompts, options)
-        unused = wave.num_rows - len(prompts)
-        wave.sampling = SamplingState.of([*params, *[SamplingParams()] * unused])
+    ):
+        """Runs the prompts into the pages; the first tokens are then ready to be sampled."""
+        self.loaded, self.options, self.started = loaded, options, time.perf_counter()
+        self.collectors = [_collector(loaded, prompt, options) for prompt in prompts]
+        self.num_rows = bucket(len(prompts))
+        unused = self.num_rows - len(prompts)
         lengths = np.array([len(prompt.ids) for prompt in prompts] + [0] * unused, np.int32)
-        wave.state = DecodeState(
-            logits=wave._prefill(prompts, lengths),
+        blocks = -(-(int(lengths.max()) + options.max_tokens) // loaded.layout.block_size)
+        width = bucket(blocks, smallest=loaded.config.indexer.top_k)
+        self.cache = Cache.empty(loaded.layout, self.num_rows * width)
+        self.table = jnp.arange(self.num_rows * width, dtype=jnp.int32).reshape(-1, width)
+        self.sampling = SamplingState.of([*params, *[SamplingParams()] * unused])
+        self.state = DecodeState(
+            logits=self._prefill(prompts, lengths),
             positions=jnp.asarray(lengths),
             limits=jnp.asarray(lengths + options.max_tokens),
             running=jnp.asarray(lengths > 0),
         )
-        return wave
 
     @property
     def running(self) -> bool:
@@ -143,6 +128,16 @@ class Wave:
                     loaded.model, loaded.adapter, self.cache, batch, last, logits
                 )
         return logits
+
+
+def _collector(loaded: LoadedModel, prompt: Prompt, options: GenerateOptions) -> Collector:
+    return Collector(
+        prompt,
+        loaded.tokenizer,
+        max_tokens=options.max_tokens,
+        stop_ids=options.stop_ids,
+        stop=options.stop,
+    )
 
 
 def _collect(collector: Collector, generated: Generated, row: int) -> None:
