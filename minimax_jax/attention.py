@@ -30,8 +30,8 @@ class Context:
     """What all layers of one step share: the batch, its angles, and how the cache stores."""
 
     batch: Batch
-    cos: Float[Array, "B Q r"]
-    sin: Float[Array, "B Q r"]
+    cos: Float[Array, "B T r"]
+    sin: Float[Array, "B T r"]
     layout: PoolLayout = field(metadata={"static": True})
 
     @classmethod
@@ -67,12 +67,12 @@ class Attention(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "B Q D"],
+        x: Float[Array, "B T D"],
         pool: UInt8[Array, "P lines 128"] | None,
         line: Array | int,
         context: Context,
         adapter: Adapter = None,
-    ) -> tuple[Float[Array, "B Q D"], UInt8[Array, "P lines 128"] | None]:
+    ) -> tuple[Float[Array, "B T D"], UInt8[Array, "P lines 128"] | None]:
         """The layer's output and the pool with this batch's keys in it (None stays None)."""
         c, compute = self.config, context.layout.formats.compute
         rows = self._rows(x, adapter)
@@ -96,8 +96,8 @@ class Attention(nnx.Module):
         out = out.reshape(*x.shape[:2], c.num_heads * c.head_dim)
         return self.o_proj(out, part(adapter, "o_proj")), pool
 
-    def _rows(self, x: Float[Array, "B Q D"], adapter: Adapter) -> Rows:
-        """Raw keys and values of the batch, [B Q] flattened to T."""
+    def _rows(self, x: Float[Array, "B T D"], adapter: Adapter) -> Rows:
+        """Raw keys and values of the batch, its tokens flattened to one axis."""
         flat_TD = x.reshape(-1, x.shape[-1])
         shape = (-1, self.config.num_kv_heads, self.config.head_dim)
         return Rows(
@@ -124,12 +124,12 @@ class Attention(nnx.Module):
     def _through_cache(self, rows: Rows, context: Context) -> Keys:
         """The batch's own tiles as blocks, as the cache would give them back."""
         t, formats = self._transform(context), context.layout.formats
-        B, Q = context.batch.tokens.shape
-        assert context.layout.block_size == Q, "without a cache a tile is a block"
+        B, T = context.batch.tokens.shape
+        assert context.layout.block_size == T, "without a cache a tile is a block"
 
         def blocks(x_ThW, fmt):
             seen = through_cache(x_ThW, fmt, formats.compute)
-            return Blocks(seen.reshape(B, Q, *x_ThW.shape[1:]))
+            return Blocks(seen.reshape(B, T, *x_ThW.shape[1:]))
 
         k = norm_rope(rows.k, t.k_norm, t.cos, t.sin, t.eps)
         index_k = None
@@ -158,8 +158,8 @@ class Indexer(nnx.Module):
         return self.k_proj(x, part(adapter, "k_proj"))[:, None]
 
     def __call__(
-        self, x: Float[Array, "B Q D"], index_k: Source, context: Context, adapter: Adapter = None
-    ) -> Int[Array, "B Q K C"]:
+        self, x: Float[Array, "B T D"], index_k: Source, context: Context, adapter: Adapter = None
+    ) -> Int[Array, "B T K C"]:
         """The blocks that each query attends to."""
         c = self.config
         q = self.q_proj(x, part(adapter, "q_proj")).reshape(*x.shape[:2], c.num_heads, c.head_dim)

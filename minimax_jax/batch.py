@@ -15,14 +15,14 @@ from pallas_kernels.kv_insert import Slots
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """B tiles of Q tokens; a tile belongs to one sequence. Position -1 marks padding.
+    """B tiles of T tokens; a tile belongs to one sequence. Position -1 marks padding.
 
     `block_table` maps a sequence's logical blocks to physical ones (-1: none): pages of the pool,
     or, without a cache, tiles of the batch itself.
     """
 
-    tokens: Int[Array, "B Q"]
-    positions: Int[Array, "B Q"]
+    tokens: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
     block_table: Int[Array, "B P"]
 
     def slots(self, block_size: int) -> Slots:

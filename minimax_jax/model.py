@@ -37,12 +37,12 @@ class DecoderLayer(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "B Q D"],
+        x: Float[Array, "B T D"],
         pool: UInt8[Array, "P lines 128"] | None,
         line: Array | int,
         context: Context,
         adapter: Adapter = None,
-    ) -> tuple[Float[Array, "B Q D"], UInt8[Array, "P lines 128"] | None]:
+    ) -> tuple[Float[Array, "B T D"], UInt8[Array, "P lines 128"] | None]:
         normed = self.input_norm(x)
         attended, pool = self.attention(normed, pool, line, context, part(adapter, "attention"))
         x = constrain(x + attended, "batch", None, "embed")
@@ -74,7 +74,7 @@ class Model(nnx.Module):
         *,
         remat: bool = False,
         taps: Sequence[int] = (),
-    ) -> tuple[Float[Array, "B Q D"], Cache | None, list[Float[Array, "B Q D"]]]:
+    ) -> tuple[Float[Array, "B T D"], Cache | None, list[Float[Array, "B T D"]]]:
         """The residual stream after the last layer (before the final norm), the cache, and the
         stream after each tapped layer.
 

@@ -13,7 +13,7 @@ class AttentionCase:
     """Queries of B tiles over contexts of S tokens: selection, attention, insertion."""
 
     batch: int  # B
-    queries: int  # Q of a tile: 1 or 8 when decoding or verifying, a block when prefilling
+    queries: int  # T of a tile: 1 or 8 when decoding or verifying, a block when prefilling
     context: int  # S
     heads: int  # N
     kv_heads: int  # K, and as many index heads
@@ -31,10 +31,10 @@ class AttentionCase:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowCase:
-    """A drafter's block of Q queries of B sequences over a window of pages."""
+    """A drafter's block of T queries of B sequences over a window of pages."""
 
     batch: int  # B
-    queries: int  # Q
+    queries: int  # T
     context: int  # S
     heads: int  # N
     kv_heads: int  # K

@@ -12,16 +12,16 @@ TABLE = (Implementation("reference", reference.block_select),)
 
 
 def block_select(
-    index_q: Float[Array, "B Q K I"],
+    index_q: Float[Array, "B T K I"],
     index_k: Source,
     block_table: Int[Array, "B P"],
-    positions: Int[Array, "B Q"],
+    positions: Int[Array, "B T"],
     *,
     top_k: int,
     init_blocks: int = 0,
     local_blocks: int = 1,
     implementation: str | None = None,
-) -> Int[Array, "B Q K C"]:
+) -> Int[Array, "B T K C"]:
     """Logical ids of the min(C, causal) best blocks of each query and key/value head; -1 in unused
     places.
 

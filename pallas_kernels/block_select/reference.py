@@ -15,15 +15,15 @@ _MAX_SCORES = 1 << 24  # token scores held at once (64 MiB of float32)
 
 
 def block_select(
-    index_q: Float[Array, "B Q K I"],
+    index_q: Float[Array, "B T K I"],
     index_k: Source,
     block_table: Int[Array, "B P"],
-    positions: Int[Array, "B Q"],
+    positions: Int[Array, "B T"],
     *,
     top_k: int,
     init_blocks: int,
     local_blocks: int,
-) -> Int[Array, "B Q K C"]:
+) -> Int[Array, "B T K C"]:
     """See the package."""
     scores = block_scores(index_q, index_k, block_table, positions)
     scores = jnp.where(scores == 0, 0.0, scores)  # top_k ranks -0.0 below 0.0
@@ -39,33 +39,33 @@ def block_select(
 
 
 def block_scores(
-    index_q: Float[Array, "B Q K I"],
+    index_q: Float[Array, "B T K I"],
     index_k: Source,
     block_table: Int[Array, "B P"],
-    positions: Int[Array, "B Q"],
-) -> Float[Array, "B Q K P"]:
+    positions: Int[Array, "B T"],
+) -> Float[Array, "B T K P"]:
     """The indexer's score of every block, -inf where no key is causal. No gradient: selection is
     hard.
     """
-    B, Q, K, _ = index_q.shape
+    B, T, K, _ = index_q.shape
     P, Z = block_table.shape[1], index_k.block_size
-    step = max(1, min(P, _MAX_SCORES // (B * Q * K * Z)))
+    step = max(1, min(P, _MAX_SCORES // (B * T * K * Z)))
     num_steps = -(-P // step)
     padded = jnp.pad(block_table, [(0, 0), (0, num_steps * step - P)], constant_values=-1)
     index_q, index_k = lax.stop_gradient((index_q.astype(jnp.float32), index_k))
 
-    def score_some(first: Int[Array, ""]) -> Float[Array, "B Q K step"]:
+    def score_some(first: Int[Array, ""]) -> Float[Array, "B T K step"]:
         table = lax.dynamic_slice_in_dim(padded, first, step, axis=1)
         return _score(index_q, read(index_k, table[:, None])[:, 0], positions, first)
 
-    parts = jax.lax.map(score_some, jnp.arange(num_steps) * step)  # [steps, B, Q, K, step]
-    return jnp.moveaxis(parts, 0, 3).reshape(B, Q, K, num_steps * step)[..., :P]
+    parts = jax.lax.map(score_some, jnp.arange(num_steps) * step)  # [steps, B, T, K, step]
+    return jnp.moveaxis(parts, 0, 3).reshape(B, T, K, num_steps * step)[..., :P]
 
 
-def _score(q_BQKI, keys_BpZI, positions_BQ, first):
-    scores = jnp.einsum("BQKI,BpZI->BQKpZ", q_BQKI, keys_BpZI, precision="highest")
+def _score(q_BTKI, keys_BpZI, positions_BT, first):
+    scores = jnp.einsum("BTKI,BpZI->BTKpZ", q_BTKI, keys_BpZI, precision="highest")
     scores = jnp.nan_to_num(scores, nan=_LOWEST, posinf=_HIGHEST, neginf=_LOWEST)
     p, Z = keys_BpZI.shape[1:3]
     key_positions = (first + jnp.arange(p))[:, None] * Z + jnp.arange(Z)
-    causal = key_positions <= positions_BQ[:, :, None, None, None]
+    causal = key_positions <= positions_BT[:, :, None, None, None]
     return jnp.max(jnp.where(causal, scores, -jnp.inf), axis=-1)

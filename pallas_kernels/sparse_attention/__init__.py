@@ -1,8 +1,8 @@
 """sparse_attention: attention over each query's chosen blocks -> (out, lse); `dense_attention` is
 the case "all blocks".
 
-Prefill and decode are one meaning: B tiles of Q queries, each tile one sequence with its own block
-table (a decode step has Q of 1 to 8, a prefill tile as many as the caller cuts). Partial results of
+Prefill and decode are one meaning: B tiles of T queries, each tile one sequence with its own block
+table (a decode step has T of 1 to 8, a prefill tile as many as the caller cuts). Partial results of
 several ranks merge by their lse.
 """
 
@@ -20,16 +20,16 @@ DENSE = (Implementation("masked", masked.dense_attention),)
 
 
 def sparse_attention(
-    q: Float[Array, "B Q N H"],
+    q: Float[Array, "B T N H"],
     k: Source,
     v: Source,
-    block_ids: Int[Array, "B Q K C"],
+    block_ids: Int[Array, "B T K C"],
     block_table: Int[Array, "B P"],
-    positions: Int[Array, "B Q"],
+    positions: Int[Array, "B T"],
     *,
     scale: float,
     implementation: str | None = None,
-) -> tuple[Float[Array, "B Q N H"], Float[Array, "B Q N"]]:
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """Softmax attention of each query over the causal keys of its blocks (logical ids, -1 unused,
     any order, distinct).
 
@@ -42,15 +42,15 @@ def sparse_attention(
 
 
 def dense_attention(
-    q: Float[Array, "B Q N H"],
+    q: Float[Array, "B T N H"],
     k: Source,
     v: Source,
     block_table: Int[Array, "B P"],
-    positions: Int[Array, "B Q"],
+    positions: Int[Array, "B T"],
     *,
     scale: float,
     implementation: str | None = None,
-) -> tuple[Float[Array, "B Q N H"], Float[Array, "B Q N"]]:
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """`sparse_attention` with every block of the table chosen (M3's layers 0-2, spec/model 2.7)."""
     args = (q, k, v, block_table, positions)
     return choose(DENSE, implementation, *args, scale=scale).run(*args, scale=scale)

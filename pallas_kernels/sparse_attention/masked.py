@@ -16,7 +16,7 @@ from pallas_kernels.sparse_attention.reference import masked_softmax_attention
 
 # context blocks a chosen block up to which the mask is cheaper (CPU, 2 cores, tiny's shapes)
 # Context blocks a chosen block up to which the mask is cheaper; and never more than queries a tile,
-# since the mask reads a block once for all of them. CPU of 2 cores, tiny's heads, Q = 16, 1024
+# since the mask reads a block once for all of them. CPU of 2 cores, tiny's heads, T = 16, 1024
 # tiles, forward and backward: even at 40 blocks for 4 chosen (2.1 s and 2.2 s of CPU time); at 16
 # blocks the mask needs 0.6 times as much, at 64 1.5 times.
 _MAX_WASTE = 10
@@ -36,15 +36,15 @@ def refuse(q, k, v, block_ids, block_table, positions, *, scale) -> str | None:
 
 
 def sparse_attention(
-    q: Float[Array, "B Q N H"],
+    q: Float[Array, "B T N H"],
     k: Source,
     v: Source,
-    block_ids: Int[Array, "B Q K C"],
+    block_ids: Int[Array, "B T K C"],
     block_table: Int[Array, "B P"],
-    positions: Int[Array, "B Q"],
+    positions: Int[Array, "B T"],
     *,
     scale: float,
-) -> tuple[Float[Array, "B Q N H"], Float[Array, "B Q N"]]:
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """See the package."""
     logical = jnp.arange(block_table.shape[1])
     chosen = jnp.any(block_ids[..., None] == logical, axis=-2)
@@ -52,42 +52,42 @@ def sparse_attention(
 
 
 def dense_attention(
-    q: Float[Array, "B Q N H"],
+    q: Float[Array, "B T N H"],
     k: Source,
     v: Source,
     block_table: Int[Array, "B P"],
-    positions: Int[Array, "B Q"],
+    positions: Int[Array, "B T"],
     *,
     scale: float,
-) -> tuple[Float[Array, "B Q N H"], Float[Array, "B Q N"]]:
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """See the package."""
     chosen = jnp.ones((*positions.shape, 1, block_table.shape[1]), bool)
     return _attend(q, k, v, chosen, block_table, positions, scale)
 
 
-def _attend(q, k: Source, v: Source, chosen_BQkP: Bool[Array, "B Q k P"], table, positions, scale):
-    B, Q, N, _ = q.shape
-    group = max(1, _MAX_SCORES // (Q * N * table.shape[1] * k.block_size))
+def _attend(q, k: Source, v: Source, chosen_BTkP: Bool[Array, "B T k P"], table, positions, scale):
+    B, T, N, _ = q.shape
+    group = max(1, _MAX_SCORES // (T * N * table.shape[1] * k.block_size))
 
     @jax.checkpoint
     def attend(tile):
         return _attend_tile(*tile, k=k, v=v, scale=scale)
 
-    tiles = (q, chosen_BQkP, table, positions)
+    tiles = (q, chosen_BTkP, table, positions)
     out, lse = lax.map(attend, tiles, batch_size=min(group, B))
     return out.astype(q.dtype), lse
 
 
-def _attend_tile(q_QNH, chosen_QkP, table_P, positions_Q, k: Source, v: Source, scale: float):
-    Q, N, H = q_QNH.shape
+def _attend_tile(q_TNH, chosen_TkP, table_P, positions_T, k: Source, v: Source, scale: float):
+    T, N, H = q_TNH.shape
     K, P, Z = k.num_heads, table_P.shape[0], k.block_size
     ids = jnp.broadcast_to(table_P, (K, P))
-    causal = jnp.arange(P * Z) <= positions_Q[:, None]  # [Q, S]
-    visible = jnp.repeat(chosen_QkP & (table_P >= 0), Z, axis=-1) & causal[:, None]  # [Q, k, S]
-    visible = jnp.broadcast_to(visible.swapaxes(0, 1)[:, None], (K, N // K, Q, P * Z))
-    q_KGH = q_QNH.reshape(Q, K, N // K, H).transpose(1, 2, 0, 3).reshape(K, N // K * Q, H)
+    causal = jnp.arange(P * Z) <= positions_T[:, None]  # [T, S]
+    visible = jnp.repeat(chosen_TkP & (table_P >= 0), Z, axis=-1) & causal[:, None]  # [T, k, S]
+    visible = jnp.broadcast_to(visible.swapaxes(0, 1)[:, None], (K, N // K, T, P * Z))
+    q_KGH = q_TNH.reshape(T, K, N // K, H).transpose(1, 2, 0, 3).reshape(K, N // K * T, H)
     keys, values = (read(x, ids).reshape(K, P * Z, H) for x in (k, v))
-    visible = visible.reshape(K, N // K * Q, P * Z)
+    visible = visible.reshape(K, N // K * T, P * Z)
     out, lse = masked_softmax_attention(q_KGH, keys, values, visible, scale)
-    out = out.reshape(K, N // K, Q, H).transpose(2, 0, 1, 3).reshape(Q, N, H)
-    return out, lse.reshape(K, N // K, Q).transpose(2, 0, 1).reshape(Q, N)
+    out = out.reshape(K, N // K, T, H).transpose(2, 0, 1, 3).reshape(T, N, H)
+    return out, lse.reshape(K, N // K, T).transpose(2, 0, 1).reshape(T, N)

@@ -16,34 +16,34 @@ _MAX_GATHERED = 1 << 26  # float32 values of K gathered at once
 
 
 def sparse_attention(
-    q: Float[Array, "B Q N H"],
+    q: Float[Array, "B T N H"],
     k: Source,
     v: Source,
-    block_ids: Int[Array, "B Q K C"],
+    block_ids: Int[Array, "B T K C"],
     block_table: Int[Array, "B P"],
-    positions: Int[Array, "B Q"],
+    positions: Int[Array, "B T"],
     *,
     scale: float,
-) -> tuple[Float[Array, "B Q N H"], Float[Array, "B Q N"]]:
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """See the package."""
-    B, Q, N, H = q.shape
+    B, T, N, H = q.shape
     K, C = block_ids.shape[2:]
     rows = jnp.arange(B)[:, None, None, None]
     physical = jnp.where(block_ids < 0, -1, block_table[rows, jnp.maximum(block_ids, 0)])
     queries = (
-        q.reshape(B * Q, K, N // K, H),
-        block_ids.reshape(B * Q, K, C),
-        physical.reshape(B * Q, K, C),
-        positions.reshape(B * Q),
+        q.reshape(B * T, K, N // K, H),
+        block_ids.reshape(B * T, K, C),
+        physical.reshape(B * T, K, C),
+        positions.reshape(B * T),
     )
-    group = min(B * Q, max(1, _MAX_GATHERED // (K * C * k.block_size * H)))
+    group = min(B * T, max(1, _MAX_GATHERED // (K * C * k.block_size * H)))
 
     @jax.checkpoint  # a gathered key is cheaper to gather again than to keep for the backward pass
     def attend(query):
         return _attend_one(*query, k=k, v=v, scale=scale)
 
     out, lse = lax.map(attend, queries, batch_size=group)
-    return out.reshape(B, Q, N, H).astype(q.dtype), lse.reshape(B, Q, N)
+    return out.reshape(B, T, N, H).astype(q.dtype), lse.reshape(B, T, N)
 
 
 def _attend_one(q_KGH, block_ids_KC, physical_KC, position, k: Source, v: Source, scale: float):

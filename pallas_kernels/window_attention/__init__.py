@@ -12,21 +12,21 @@ TABLE = (Implementation("reference", reference.window_attention),)
 
 
 def window_attention(
-    q: Float[Array, "B Q N H"],
+    q: Float[Array, "B T N H"],
     k: Source,
     v: Source,
-    block_k: Float[Array, "B Q K H"],
-    block_v: Float[Array, "B Q K H"],
+    block_k: Float[Array, "B T K H"],
+    block_v: Float[Array, "B T K H"],
     block_table: Int[Array, "B P"],
     lengths: Int[Array, "B"],
     *,
     window: int,
     scale: float,
     implementation: str | None = None,
-) -> Float[Array, "B Q N H"]:
-    """Attention of Q draft queries at positions length .. length + Q - 1 (spec/dspark 1.3 e).
+) -> Float[Array, "B T N H"]:
+    """Attention of T draft queries at positions length .. length + T - 1 (spec/dspark 1.3 e).
 
-    Query i sees context keys at positions (length + i - window, length) and all Q keys of its own
+    Query i sees context keys at positions (length + i - window, length) and all T keys of its own
     block, later ones too. The block's keys are operands and never enter the pages. A tile of length
     -1 is padding and sees its own block only.
     """

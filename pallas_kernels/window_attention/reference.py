@@ -10,19 +10,19 @@ from pallas_kernels.sparse_attention.reference import masked_softmax_attention
 
 
 def window_attention(
-    q: Float[Array, "B Q N H"],
+    q: Float[Array, "B T N H"],
     k: Source,
     v: Source,
-    block_k: Float[Array, "B Q K H"],
-    block_v: Float[Array, "B Q K H"],
+    block_k: Float[Array, "B T K H"],
+    block_v: Float[Array, "B T K H"],
     block_table: Int[Array, "B P"],
     lengths: Int[Array, "B"],
     *,
     window: int,
     scale: float,
-) -> Float[Array, "B Q N H"]:
+) -> Float[Array, "B T N H"]:
     """See the package."""
-    B, Q, N, H = q.shape
+    B, T, N, H = q.shape
     K, Z = k.num_heads, k.block_size
     num_pages = min(block_table.shape[1], -(-window // Z) + 1)
     first = jnp.maximum(lengths - window + 1, 0) // Z  # [B]
@@ -31,22 +31,22 @@ def window_attention(
     physical = jnp.take_along_axis(block_table, jnp.minimum(logical, last), axis=1)
     physical = jnp.where(logical > last, -1, physical)
     key_positions = (logical[:, :, None] * Z + jnp.arange(Z)).reshape(B, 1, num_pages * Z)
-    query_positions = lengths[:, None, None] + jnp.arange(Q)[:, None]
+    query_positions = lengths[:, None, None] + jnp.arange(T)[:, None]
     inside = (key_positions > query_positions - window) & (key_positions < lengths[:, None, None])
     inside &= jnp.repeat(physical >= 0, Z, axis=1)[:, None]
-    own = jnp.ones((B, Q, Q), bool)
-    visible = jnp.tile(jnp.concatenate([inside, own], -1), (1, N // K, 1))[:, None]  # [B, 1, GQ, S]
+    own = jnp.ones((B, T, T), bool)
+    visible = jnp.tile(jnp.concatenate([inside, own], -1), (1, N // K, 1))[:, None]  # [B, 1, GT, S]
     keys = _with_own(k, physical, block_k)
     values = _with_own(v, physical, block_v)
-    q_BKGH = q.reshape(B, Q, K, N // K, H).transpose(0, 2, 3, 1, 4).reshape(B, K, N // K * Q, H)
+    q_BKGH = q.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4).reshape(B, K, N // K * T, H)
     out, _ = masked_softmax_attention(q_BKGH, keys, values, visible, scale)
-    out = out.reshape(B, K, N // K, Q, H).transpose(0, 3, 1, 2, 4)
-    return out.reshape(B, Q, N, H).astype(q.dtype)
+    out = out.reshape(B, K, N // K, T, H).transpose(0, 3, 1, 2, 4)
+    return out.reshape(B, T, N, H).astype(q.dtype)
 
 
-def _with_own(source: Source, physical_Bw, own_BQKH):
+def _with_own(source: Source, physical_Bw, own_BTKH):
     B, w = physical_Bw.shape
     K = source.num_heads
     context = read(source, jnp.broadcast_to(physical_Bw[:, None], (B, K, w)))
     context = context.reshape(B, K, w * source.block_size, -1)
-    return jnp.concatenate([context, own_BQKH.swapaxes(1, 2).astype(jnp.float32)], axis=2)
+    return jnp.concatenate([context, own_BTKH.swapaxes(1, 2).astype(jnp.float32)], axis=2)

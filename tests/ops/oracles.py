@@ -22,7 +22,7 @@ def attend(q_H, keys_SH, values_SH, scale):
 
 
 def attend_blocks(q, k, v, block_ids, positions, block_size, scale):
-    """q [B, Q, N, H] over the causal k, v [B, S, K, H] of the blocks each query and head names."""
+    """q [B, T, N, H] over the causal k, v [B, S, K, H] of the blocks each query and head names."""
     out, lse = np.zeros(q.shape), np.full(q.shape[:3], -np.inf)
     group = q.shape[2] // k.shape[2]
     for b, i, n in np.ndindex(*lse.shape):

@@ -17,7 +17,7 @@ each_source = pytest.mark.parametrize("kind", ["blocks", "f32", "bf16", "fp8", "
 
 
 def _inputs(positions, seed=0):
-    """Index queries [B, Q, K, I], keys [B, S, I] and positions [B, Q]."""
+    """Index queries [B, T, K, I], keys [B, S, I] and positions [B, T]."""
     rng = np.random.default_rng(seed)
     positions = np.broadcast_to(np.asarray(positions, np.int32), (B, len(positions)))
     q = rng.standard_normal((*positions.shape, K, I), dtype=np.float32)

@@ -17,7 +17,7 @@ from tests.ops.oracles import (
 )
 
 Z, C, K, G, H = 16, 4, 2, 2, 32
-P, N, Q = 8, K * G, 3
+P, N, T = 8, K * G, 3
 S = P * Z  # twice as many keys as are chosen
 SCALE = H**-0.5
 # Tiles of queries: inside a block, over a block edge, at the end, at the very start.
@@ -35,8 +35,8 @@ def _normal(*shape, seed=0):
 
 
 def _inputs():
-    """q [B, Q, N, H], and k and v [B, S, K, H]."""
-    return _normal(B, Q, N, H), _normal(B, S, K, H, seed=1), _normal(B, S, K, H, seed=2)
+    """q [B, T, N, H], and k and v [B, S, K, H]."""
+    return _normal(B, T, N, H), _normal(B, S, K, H, seed=1), _normal(B, S, K, H, seed=2)
 
 
 def _block_ids(positions=POSITIONS, seed=0):
@@ -149,8 +149,8 @@ def test_sequences_do_not_see_one_another(name):
 @each_sparse
 def test_unused_places_before_the_used_ones_do_not_matter(name):
     q, k, v = _inputs()
-    positions = np.full((B, Q), S - 1, np.int32)
-    front, alone = (np.broadcast_to(i, (B, Q, K, C)) for i in ([-1, -1, 5, 2], [5, 2, -1, -1]))
+    positions = np.full((B, T), S - 1, np.int32)
+    front, alone = (np.broadcast_to(i, (B, T, K, C)) for i in ([-1, -1, 5, 2], [5, 2, -1, -1]))
     first, second = (_run(q, k, v, i, positions, name) for i in (front, alone))
     assert_close(first[0], second[0], "f32")
     assert_close(first[0], attend_blocks(q, k, v, front, positions, Z, SCALE)[0], "f32")
@@ -235,7 +235,7 @@ def test_dense_attention_sees_every_causal_key(name, kind):
     (rows_k, table), (rows_v, _) = scattered(k, Z), scattered(v, Z)
     sources = as_source(rows_k, kind), as_source(rows_v, kind)
     out, lse = _dense(q, *sources, table, POSITIONS, scale=SCALE, implementation=name)
-    every = np.broadcast_to(np.arange(P), (B, Q, K, P))
+    every = np.broadcast_to(np.arange(P), (B, T, K, P))
     expected = attend_blocks(q, stored(k, kind), stored(v, kind), every, POSITIONS, Z, SCALE)
     assert_close(out, expected[0], "f32")
     assert_close(lse, expected[1], "f32")
@@ -247,7 +247,7 @@ def test_sparse_attention_to_all_blocks_is_dense_attention(name, dense_name):
     q, k, v = _inputs()
     (rows_k, table), (rows_v, _) = scattered(k, Z), scattered(v, Z)
     sources = as_source(rows_k, "f32"), as_source(rows_v, "f32")
-    every = np.broadcast_to(np.arange(P)[::-1], (B, Q, K, P))
+    every = np.broadcast_to(np.arange(P)[::-1], (B, T, K, P))
     sparse = _sparse(q, *sources, every, table, POSITIONS, scale=SCALE, implementation=name)
     dense = _dense(q, *sources, table, POSITIONS, scale=SCALE, implementation=dense_name)
     assert_close(sparse[0], dense[0], "f32")
@@ -257,14 +257,14 @@ def test_sparse_attention_to_all_blocks_is_dense_attention(name, dense_name):
 def test_beyond_the_chosen_blocks_sparse_attention_is_another_function_than_dense(name):
     # each head's best blocks hold keys along its query; the rest pulls the other way
     q, k, v = _inputs()
-    positions = np.full((B, Q), S - 1, np.int32)
-    ids = np.full((B, Q, K, C), -1, np.int32)
-    for where in np.ndindex(B, Q, K):
+    positions = np.full((B, T), S - 1, np.int32)
+    ids = np.full((B, T, K, C), -1, np.int32)
+    for where in np.ndindex(B, T, K):
         b, i, head = where
         best = pick_blocks(q[b, i, head * G], k[b, :, head], S - 1, Z, 2)
         ids[where][:2] = sorted(best)
     out, _ = _run(q, k, v, ids, positions, name)
-    every = np.broadcast_to(np.arange(P), (B, Q, K, P))
+    every = np.broadcast_to(np.arange(P), (B, T, K, P))
     dense, _ = attend_blocks(q, k, v, every, positions, Z, SCALE)
     assert_close(out, attend_blocks(q, k, v, ids, positions, Z, SCALE)[0], "f32")
     assert np.linalg.norm(out - dense) > 0.3 * np.linalg.norm(dense)
@@ -309,7 +309,7 @@ def test_the_mask_leaves_a_single_query_to_the_gather_once_there_is_a_choice():
 
 
 def _loss_weights():
-    return _normal(B, Q, N, H, seed=6), _normal(B, Q, N, seed=7)
+    return _normal(B, T, N, H, seed=6), _normal(B, T, N, seed=7)
 
 
 @pytest.fixture(scope="module", params=[one.name for one in SPARSE])
@@ -362,7 +362,7 @@ def test_the_gradient_is_the_numeric_one(gradients, which):
 def test_keys_that_no_query_sees_have_no_gradient(gradients):
     _, dk, dv, ids = gradients
     for b, j, head in np.ndindex(B, S, K):
-        rows = [i for i in range(Q) if j // Z in ids[b, i, head] and j <= POSITIONS[b, i]]
+        rows = [i for i in range(T) if j // Z in ids[b, i, head] and j <= POSITIONS[b, i]]
         if not rows:
             assert not dk[b, j, head].any() and not dv[b, j, head].any()
 

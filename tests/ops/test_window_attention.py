@@ -10,12 +10,12 @@ from pallas_kernels.window_attention import TABLE, window_attention
 from tests.numerics import assert_close
 from tests.ops.oracles import as_source, attend, scattered, stored, temporary_share
 
-Z, K, G, H, Q = 16, 2, 2, 32, 5
+Z, K, G, H, T = 16, 2, 2, 32, 5
 N, P = K * G, 8
 S = P * Z
 WINDOW, SCALE = 40, H**-0.5
 # No context, around block edges, around the window, with the block at the table's end.
-LENGTHS = np.array([0, 1, 15, 16, 17, 36, 39, 40, 41, 47, 48, 49, 100, S - Q, S], np.int32)
+LENGTHS = np.array([0, 1, 15, 16, 17, 36, 39, 40, 41, 47, 48, 49, 100, S - T, S], np.int32)
 B = len(LENGTHS)
 
 _attend = jax.jit(window_attention, static_argnames=("window", "scale", "implementation"))
@@ -27,9 +27,9 @@ def _normal(*shape, seed):
 
 
 def _inputs():
-    """q [B, Q, N, H]; context k, v [B, S, K, H]; the block's own k, v [B, Q, K, H]."""
+    """q [B, T, N, H]; context k, v [B, S, K, H]; the block's own k, v [B, T, K, H]."""
     context = [_normal(B, S, K, H, seed=seed) for seed in (1, 2)]
-    return [_normal(B, Q, N, H, seed=0), *context, *(_normal(B, Q, K, H, seed=s) for s in (3, 4))]
+    return [_normal(B, T, N, H, seed=0), *context, *(_normal(B, T, K, H, seed=s) for s in (3, 4))]
 
 
 def _run(inputs, name, lengths=LENGTHS, kind="f32", window=WINDOW):
@@ -52,7 +52,7 @@ def _run(inputs, name, lengths=LENGTHS, kind="f32", window=WINDOW):
 def _expected(inputs, lengths=LENGTHS, window=WINDOW):
     q, k, v, block_k, block_v = inputs
     out = np.zeros(q.shape)
-    for b, i, n in np.ndindex(B, Q, N):
+    for b, i, n in np.ndindex(B, T, N):
         head, length = n // G, lengths[b]
         seen = [j for j in range(S) if length + i - window < j < length]
         keys = np.concatenate([k[b, seen, head], block_k[b, :, head]])
@@ -81,11 +81,11 @@ def test_the_left_edge_moves_with_each_query(name):
     inputs = _inputs()
     before = np.asarray(_run(inputs, name))
     b, length = 12, 100
-    for i in range(Q):
+    for i in range(T):
         moved = [x.copy() for x in inputs]
         moved[1][b, length + i - WINDOW + 1] += 5  # the oldest key that query i sees
         changed = (np.asarray(_run(moved, name)) != before).any(axis=(2, 3))
-        assert changed[b].tolist() == [j <= i for j in range(Q)]
+        assert changed[b].tolist() == [j <= i for j in range(T)]
         assert not np.delete(changed, b, axis=0).any()
 
 
@@ -120,7 +120,7 @@ def test_pages_left_of_the_window_are_never_read(name):
 def test_one_everywhere_in_the_values_gives_one(name):
     inputs = _inputs()
     inputs[2], inputs[4] = np.ones_like(inputs[2]), np.ones_like(inputs[4])
-    assert_close(_run(inputs, name), np.ones((B, Q, N, H)), "f32")
+    assert_close(_run(inputs, name), np.ones((B, T, N, H)), "f32")
 
 
 @each
@@ -152,7 +152,7 @@ def test_the_output_has_the_dtype_of_the_queries(name):
 
 @each
 def test_reading_the_window_does_not_copy_the_pool(name):
-    q, own = jnp.ones((1, Q, N, H)), jnp.ones((1, Q, K, H))
+    q, own = jnp.ones((1, T, N, H)), jnp.ones((1, T, K, H))
     table, length = jnp.arange(P)[None], jnp.array([100])
     options = {"window": WINDOW, "scale": SCALE, "implementation": name}
     share = temporary_share(
