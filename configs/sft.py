@@ -1,4 +1,6 @@
-"""How supervised training runs: length, data, optimiser, the two auxiliary signals, and what is written when."""
+"""How supervised training runs: length, data, optimiser, the two auxiliary signals, and what is
+written when.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,13 +10,16 @@ from configs.parts import check, check_positive
 
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig:
-    """A training run from scratch. Fields up to `seed` decide the result; those after it only what is measured and kept."""
+    """A training run from scratch. Fields up to `seed` decide the result; those after it only what
+    is measured and kept.
+    """
 
     steps: int = 12000
     batch_tokens: int = (
         32768  # places in a pack, padding of the last block of each segment included
     )
     long_fraction: float = 0.3  # share of packs that hold long problems
+    long_steps: int = 2000  # at the start with long problems alone: looking up is learnt slowest
     learning_rate: float = 2e-3
     warmup_steps: int = 200
     decay_fraction: float = 0.2  # last share of the steps, in which the rate falls linearly to 0
@@ -43,15 +48,18 @@ class SFTConfig:
     workers: int = 0  # processes that make packs ahead; 0 makes them between steps
 
     def __post_init__(self) -> None:
-        check_positive(self, "steps", "batch_tokens", "clip_norm", "indexer_queries", "keep")
+        check_positive(self, "steps", "batch_tokens", "indexer_queries", "keep")
+        check(self.clip_norm > 0, f"clip_norm={self.clip_norm} is not positive")
         check_positive(self, "log_every", "eval_every", "eval_problems", "save_every")
         for name in ("long_fraction", "decay_fraction"):
             value = getattr(self, name)
             check(0 <= value <= 1, f"{name}={value} is not in 0..1")
-        for name in ("warmup_steps", "dense_steps", "weight_decay", "indexer_weight", "workers"):
+        for name in (
+            *("long_steps", "warmup_steps", "dense_steps", "weight_decay"),
+            *("indexer_weight", "router_bias_rate", "seed", "workers"),
+        ):
             value = getattr(self, name)
             check(value >= 0, f"{name}={value} is negative")
         check(self.learning_rate > 0, f"learning_rate={self.learning_rate} is not positive")
-        check(self.router_bias_rate >= 0, f"router_bias_rate={self.router_bias_rate} is negative")
         in_range = self.stop_at is None or 0 < self.stop_at <= 1
         check(in_range, f"stop_at={self.stop_at} is not in (0, 1]")

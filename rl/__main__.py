@@ -1,4 +1,6 @@
-"""The command `minimax-train`: `sft` trains a small model from scratch, `eval` measures one, `tokenizer` makes a tokenizer."""
+"""The command `minimax-train`: `sft` trains a small model from scratch, `eval` measures one,
+`tokenizer` makes a tokenizer.
+"""
 
 import argparse
 import json
@@ -6,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -14,19 +17,23 @@ from configs.model import ModelConfig
 from configs.presets import PRESETS
 from configs.sft import SFTConfig
 from minimax_jax.loaded import ASSETS, load
+from minimax_jax.sampling import SamplingParams
 from rl.evaluate import FAMILY_SETS, Score, held_out, score_model, total
-from rl.sft import start_run, train
+from rl.sft import train
+from rl.sft_run import start_run
 from rl.tokenizer import train_tokenizer
 
 TEXT = ASSETS / "tiny"
+COMPILATION_CACHE = Path("~/.cache/minimax-jax/compiled").expanduser()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one subcommand; bad input is one sentence on stderr and exit code 2."""
     options = _parser().parse_args(arguments)
+    jax.config.update("jax_compilation_cache_dir", str(COMPILATION_CACHE))
     try:
         options.run(options, Console())
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"minimax-train: {error}", file=sys.stderr)
         sys.exit(2)
 
@@ -34,15 +41,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="minimax-train", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    sft = commands.add_parser("sft", allow_abbrev=False, help="train from scratch on generated problems")
+    sft = commands.add_parser(
+        "sft", allow_abbrev=False, help="train from scratch on generated problems"
+    )
     sft.set_defaults(run=_sft)
     sft.add_argument("--config", default="tiny", help="a preset's name or a TOML file")
-    sft.add_argument("overrides", nargs="*", metavar="key=value", help="changes of the model's config")
+    sft.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="changes of the model's config"
+    )
     sft.add_argument("--out", type=Path, required=True, help="the run's folder")
-    sft.add_argument("--text", type=Path, default=TEXT, help="folder of tokenizer and chat template")
-    sft.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    sft.add_argument(
+        "--text", type=Path, default=TEXT, help="folder of tokenizer and chat template"
+    )
+    sft.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint in --out"
+    )
     add_flags(sft, SFTConfig)
-    evaluate = commands.add_parser("eval", allow_abbrev=False, help="exact match on held-out problems")
+    evaluate = commands.add_parser(
+        "eval", allow_abbrev=False, help="exact match on held-out problems"
+    )
     evaluate.set_defaults(run=_eval)
     evaluate.add_argument("--model", default="tiny", help="a bundled name, a folder or a hub name")
     evaluate.add_argument("--n", type=int, default=500, help="number of problems")
@@ -50,9 +67,13 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--temperature", type=float, default=1.0)
     evaluate.add_argument("--seed", type=int, default=0, help="of the sampling; the problems stay")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
-    tokenizer = commands.add_parser("tokenizer", allow_abbrev=False, help="train the small tokenizer")
+    tokenizer = commands.add_parser(
+        "tokenizer", allow_abbrev=False, help="train the small tokenizer"
+    )
     tokenizer.set_defaults(run=_tokenizer)
-    tokenizer.add_argument("folder", type=Path, help="holds chat_template.jinja; the files are written here")
+    tokenizer.add_argument(
+        "folder", type=Path, help="holds chat_template.jinja; the files are written here"
+    )
     return parser
 
 
@@ -67,6 +88,7 @@ def _eval(options: argparse.Namespace, console: Console) -> None:
         raise ValueError(f"family {options.family!r} is not one of {', '.join(FAMILY_SETS)}")
     if options.n < 1:
         raise ValueError(f"n={options.n} is not at least 1")
+    SamplingParams(temperature=options.temperature, seed=options.seed)  # refuses before loading
     asked = held_out(options.n, FAMILY_SETS[options.family])
     loaded = load(options.model)
     scores = score_model(loaded, asked, temperature=options.temperature, seed=options.seed)
@@ -74,7 +96,9 @@ def _eval(options: argparse.Namespace, console: Console) -> None:
     if options.json:
         print(json.dumps({name: _as_json(score) for name, score in rows.items()}))
         return
-    console.print(_table(rows, f"{options.model}: exact match at temperature {options.temperature:g}"))
+    console.print(
+        _table(rows, f"{options.model}: exact match at temperature {options.temperature:g}")
+    )
 
 
 def _tokenizer(options: argparse.Namespace, console: Console) -> None:

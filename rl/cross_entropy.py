@@ -1,4 +1,6 @@
-"""Next-token cross-entropy in float32, a chunk of rows at a time, so that [T, V] logits never exist at once."""
+"""Next-token cross-entropy in float32, a chunk of rows at a time, so that [T, V] logits never exist
+at once.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,9 @@ def token_losses(
     targets: Int[Array, "B Z"],
     weights: Float[Array, "B Z"],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Sums over the weighted places: of -log p(target), and of how often the target is the likeliest id."""
+    """Sums over the weighted places: of -log p(target), and of how often the target is the
+    likeliest id.
+    """
     rows = targets.size
     chunk = min(CHUNK_ROWS, rows)
     padding = -rows % chunk

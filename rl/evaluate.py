@@ -1,9 +1,12 @@
-"""Exact match on held-out problems: the share of sampled answers that are the number asked for, with its Wilson interval."""
+"""Exact match on held-out problems: the share of sampled answers that are the number asked for,
+with its Wilson interval.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from minimax_jax.completion import Completion
 from minimax_jax.generate import generate
 from minimax_jax.loaded import LoadedModel
 from rl.data import FAMILIES, HELD_OUT, LONG, SHORT, Problem, exact_match, problems, prompt_messages
@@ -50,12 +53,17 @@ def score_model(
         temperature=temperature,
         seed=seed,
     )
+    assert isinstance(completions, list), "nothing was to be streamed"
+    return score_answers(asked, completions)
+
+
+def score_answers(asked: Sequence[Problem], answers: Sequence[Completion]) -> dict[str, Score]:
+    """The score of each family that occurs; an answer that did not end by itself is wrong."""
     right: dict[str, list[bool]] = {}
-    for problem, completion in zip(asked, completions, strict=True):
-        ended = completion.finish_reason == "stop"
-        hit = ended and exact_match(problem, completion.text)
+    for problem, answer in zip(asked, answers, strict=True):
+        hit = answer.finish_reason == "stop" and exact_match(problem, answer.text)
         right.setdefault(problem.family, []).append(hit)
-    return {family: Score(hits=sum(hits), total=len(hits)) for family, hits in sorted(right.items())}
+    return {family: Score(hits=sum(h), total=len(h)) for family, h in sorted(right.items())}
 
 
 def total(scores: Iterable[Score]) -> Score:

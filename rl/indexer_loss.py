@@ -1,13 +1,16 @@
-"""Teaches the indexer where the heads look: its choice is hard, so the language-model loss never reaches it.
+"""Teaches the indexer where the heads look: its choice is hard, so the language-model loss never
+reaches it.
 
-The teacher is the heads' own attention over every visible key, detached: its mass on block b, the mean over the query
-heads of key head k, and without the blocks that are always chosen, is m[b]. The student is the softmax of the block scores
-B[b] (maximum over a block's keys of the index product, spec/model 2.8), scaled by I^-1/2. The loss of a query and a key head is
+The teacher is the heads' own attention over every visible key, detached: its mass on block b, the
+mean over the query heads of key head k, and without the blocks that are always chosen, is m[b]. The
+student is the softmax of the block scores B[b] (maximum over a block's keys of the index product,
+spec/model 2.8), scaled by I^-1/2. The loss of a query and a key head is
 
     sum_b m[b] (log m[b] / |m| - log softmax_b(B))        |m| = sum_b m[b]
 
-which is |m| times a KL divergence: a query counts as much as it looks beyond its forced blocks. Everything but the indexer's
-own parameters is detached, inputs included. It is computed for sampled queries, so that its cost does not grow with the pack.
+which is |m| times a KL divergence: a query counts as much as it looks beyond its forced blocks.
+Everything but the indexer's own parameters is detached, inputs included. It is computed for sampled
+queries, so that its cost does not grow with the pack.
 """
 
 from collections.abc import Sequence
@@ -55,9 +58,11 @@ def indexer_loss(
     queries: Queries,
     choice: IndexerConfig,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Means over the sparse layers: of the loss above, and of the teacher's mass that the indexer's choice would catch.
+    """Means over the sparse layers: of the loss above, and of the teacher's mass that the indexer's
+    choice would catch.
 
-    `inputs` is the residual stream before each layer, `choice` how many blocks are chosen, which ones always.
+    `inputs` is the residual stream before each layer, `choice` how many blocks are chosen, which
+    ones always.
     """
     results = []
     for layer, x in zip(model.layers, inputs, strict=True):
@@ -76,11 +81,11 @@ def _mean(x: Array, weights: Array) -> Array:
 
 def _of_layer(attention: Attention, x, context: Context, queries: Queries, choice: IndexerConfig):
     positions = queries.of(context.batch.positions)
-    causal_nPZ = _causal(context, queries, positions)
-    free_nP = jnp.any(causal_nPZ, -1) & ~_forced(causal_nPZ.shape[1], positions, choice)
-    mass_nKP = lax.stop_gradient(block_mass(attention, x, context, queries, causal_nPZ))
+    visible_nP = jnp.any(_causal(context, queries), axis=-1)
+    free_nP = visible_nP & ~_forced(visible_nP.shape[1], positions, choice)
+    mass_nKP = lax.stop_gradient(block_mass(attention, x, context, queries))
     mass_nKP = jnp.where(free_nP[:, None], mass_nKP, 0.0)
-    scores_nKP = index_scores(attention, x, context, queries, causal_nPZ)
+    scores_nKP = index_scores(attention, x, context, queries)
     scores_nKP = jnp.where(free_nP[:, None], scores_nKP, -jnp.inf)
     some_nK = jnp.broadcast_to(jnp.any(free_nP, axis=-1)[:, None], mass_nKP.shape[:2])
     log_student = jax.nn.log_softmax(jnp.where(some_nK[..., None], scores_nKP, 0.0), axis=-1)
@@ -96,16 +101,20 @@ def _of_layer(attention: Attention, x, context: Context, queries: Queries, choic
 
 
 def block_mass(
-    attention: Attention, x: Float[Array, "B Z D"], context: Context, queries: Queries, causal
+    attention: Attention, x: Float[Array, "B Z D"], context: Context, queries: Queries
 ) -> Float[Array, "n K P"]:
-    """The share of each block in the attention over all causal keys, mean over the G query heads of a key head."""
+    """The share of each block in the attention over all causal keys, mean over the G query heads of
+    a key head.
+    """
     c, formats = attention.config, context.layout.formats
     q = _heads(attention.q_proj, attention.q_norm, queries.of(x), c.num_heads, queries, context)
     q_nKGH = q.reshape(q.shape[0], c.num_kv_heads, -1, c.head_dim)
     k = _heads(attention.k_proj, attention.k_norm, x, c.num_kv_heads, None, context)
     k_nPZKH = _blocks(through_cache(k, formats.kv, formats.compute), context, queries)
-    scores = jnp.einsum("nKGH,nPZKH->nKGPZ", q_nKGH, k_nPZKH, precision="highest") * c.head_dim**-0.5
-    scores = jnp.where(causal[:, None, None], scores, -jnp.inf)
+    scores = (
+        jnp.einsum("nKGH,nPZKH->nKGPZ", q_nKGH, k_nPZKH, precision="highest") * c.head_dim**-0.5
+    )
+    scores = jnp.where(_causal(context, queries)[:, None, None], scores, -jnp.inf)
     top = jnp.max(scores, axis=(-2, -1), keepdims=True)
     weights = jnp.exp(scores - jnp.where(top == -jnp.inf, 0.0, top))
     total = jnp.maximum(jnp.sum(weights, axis=(-2, -1)), TINY)
@@ -113,9 +122,9 @@ def block_mass(
 
 
 def index_scores(
-    attention: Attention, x: Float[Array, "B Z D"], context: Context, queries: Queries, causal
+    attention: Attention, x: Float[Array, "B Z D"], context: Context, queries: Queries
 ) -> Float[Array, "n K P"]:
-    """The indexer's block scores x I^-1/2, with a gradient; -inf for a block without a causal key."""
+    """The indexer's block scores x I^-1/2, with a gradient; -inf where no key is causal."""
     indexer, formats = attention.indexer, context.layout.formats
     assert indexer is not None
     c = indexer.config
@@ -123,11 +132,12 @@ def index_scores(
     k = _heads(indexer.k_proj, indexer.k_norm, x, 1, None, context)
     k_nPZI = _blocks(through_cache(k, formats.index, formats.compute), context, queries)[..., 0, :]
     scores = jnp.einsum("nKI,nPZI->nKPZ", q_nKI, k_nPZI, precision="highest") * c.head_dim**-0.5
-    return jnp.max(jnp.where(causal[:, None], scores, -jnp.inf), axis=-1)
+    causal = _causal(context, queries)[:, None]
+    return jnp.max(jnp.where(causal, scores, -jnp.inf), axis=-1)
 
 
 def _heads(linear: Linear, norm, x, heads: int, queries: Queries | None, context: Context):
-    """A projection split into heads, normed and rotated: of the sampled queries, or of all places."""
+    """A projection split into heads, normed and rotated: of sampled queries, or of all places."""
     cos, sin = context.cos, context.sin
     if queries is not None:
         cos, sin = queries.of(cos), queries.of(sin)
@@ -136,11 +146,13 @@ def _heads(linear: Linear, norm, x, heads: int, queries: Queries | None, context
 
 
 def _blocks(x_BZhw: Array, context: Context, queries: Queries) -> Float[Array, "n P Z h w"]:
-    """Each query's own segment, block by block; what lies beyond its end is masked by the caller."""
+    """Each query's own segment, block by block; the caller masks what lies beyond its end."""
     return x_BZhw[jnp.maximum(context.batch.block_table[queries.tiles], 0)]
 
 
-def _causal(context: Context, queries: Queries, positions: Int[Array, "n"]) -> Bool[Array, "n P Z"]:
+def _causal(context: Context, queries: Queries) -> Bool[Array, "n P Z"]:
+    """Which keys of its segment each query sees; none for padding."""
+    positions = queries.of(context.batch.positions)
     table_nP = context.batch.block_table[queries.tiles]
     Z = context.layout.block_size
     keys_PZ = jnp.arange(table_nP.shape[1])[:, None] * Z + jnp.arange(Z)

@@ -1,6 +1,8 @@
-"""AdamW on matrices and vectors, with warm-up, a constant rate and a linear end; and parameters as a flat dict by name.
+"""AdamW on matrices and vectors, with warm-up, a constant rate and a linear end; and parameters as
+a flat dict by name.
 
-A flat dict of arrays costs a jitted step least on the host, and a checkpoint of it needs no model to be read.
+A flat dict of arrays costs a jitted step least on the host, and a checkpoint of it needs no model
+to be read.
 """
 
 from dataclasses import dataclass

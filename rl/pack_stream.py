@@ -1,4 +1,5 @@
-"""Packs of generated problems by number: pack n is a function of the recipe and n, so a position in the data is one integer.
+"""Packs of generated problems by number: pack n is a function of the recipe and n, so a position in
+the data is one integer.
 
 Worker processes make packs ahead of the trainer, in any order, and change nothing.
 """
@@ -29,7 +30,9 @@ AHEAD = 2  # packs in the making for each worker
 
 @dataclass(frozen=True, kw_only=True)
 class PackRecipe:
-    """Everything that a pack depends on beside its number. `folder` holds tokenizer and chat template."""
+    """Everything that a pack depends on beside its number. `folder` holds tokenizer and chat
+    template.
+    """
 
     folder: str
     split: str
@@ -38,16 +41,21 @@ class PackRecipe:
     block_size: int
     max_context: int
     long_fraction: float
+    long_steps: int
 
     def shape(self, long: bool) -> PackShape:
-        """The shape of one of the two kinds of pack; they differ in the width of the block table."""
+        """The shape of a kind of pack; the two differ in the width of the block table."""
         tokens = self.max_context if long else min(SHORT_TOKENS, self.max_context)
         blocks = -(-tokens // self.block_size)
         return PackShape(tiles=self.tiles, tile_tokens=self.block_size, blocks=blocks)
 
     def is_long(self, number: int) -> bool:
-        """Whether pack `number` holds long problems: spread evenly, a share of `long_fraction`."""
-        return int((number + 1) * self.long_fraction) > int(number * self.long_fraction)
+        """Whether pack `number` holds long problems: the first `long_steps`, then evenly a share of
+        `long_fraction`.
+        """
+        return number < self.long_steps or int((number + 1) * self.long_fraction) > int(
+            number * self.long_fraction
+        )
 
 
 def make_pack(recipe: PackRecipe, number: int) -> Pack:
@@ -60,7 +68,7 @@ def make_pack(recipe: PackRecipe, number: int) -> Pack:
 
 
 def packs(recipe: PackRecipe, start: int, stop: int, workers: int) -> Iterator[Pack]:
-    """Packs number `start` to `stop - 1` in order; with workers, made ahead in that many processes."""
+    """Packs number `start` to `stop - 1` in order; made ahead by workers, if there are any."""
     numbers = iter(range(start, stop))
     if not workers:
         yield from (make_pack(recipe, number) for number in numbers)
@@ -83,8 +91,10 @@ def packs(recipe: PackRecipe, start: int, stop: int, workers: int) -> Iterator[P
 
 
 def encode_example(problem: Problem, tokenizer: Tokenizer, template: ChatTemplate) -> Example:
-    """Prompt and completion encoded apart, as they are when the model is asked; the loss covers thought, close marker,
-    answer and end of turn, and the template's newline after it is no part of the example."""
+    """Prompt and completion encoded apart, as they are when the model is asked; the loss covers
+    thought, close marker, answer and end of turn, and the template's newline after it is no part of
+    the example.
+    """
     prompt = template.render(prompt_messages(problem))
     text = template.render(messages(problem), add_generation_prompt=False)
     assert text.startswith(prompt), "the answered turn does not begin as the prompt ends"

@@ -1,14 +1,17 @@
-"""Examples into packs of a fixed shape: B tiles of Z tokens, each example on whole tiles, a block table of fixed width.
+"""Examples into packs of a fixed shape: B tiles of Z tokens, each example on whole tiles, a block
+table of fixed width.
 
-One shape is one compiled program. An example's tiles are its blocks, so a pack is its own cache (`minimax_jax.batch`).
+One shape is one compiled program. An example's tiles are its blocks, so a pack is its own cache
+(`minimax_jax.batch`).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from minimax_jax.batch import Batch
 
@@ -33,28 +36,33 @@ class PackShape:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    """A `Batch` with the next token of each place, and 1.0 where that token counts in the loss."""
+    """A `Batch` with the next token of each place, and 1.0 where that token counts in the loss.
 
-    tokens: Int[np.ndarray | Array, "B Z"]
-    positions: Int[np.ndarray | Array, "B Z"]
-    block_table: Int[np.ndarray | Array, "B P"]
-    targets: Int[np.ndarray | Array, "B Z"]
-    weights: Float[np.ndarray | Array, "B Z"]
+    Arrays of numpy where it is made, of JAX in a step.
+    """
+
+    tokens: Int[Any, "B Z"]
+    positions: Int[Any, "B Z"]
+    block_table: Int[Any, "B P"]
+    targets: Int[Any, "B Z"]
+    weights: Float[Any, "B Z"]
 
     @property
     def batch(self) -> Batch:
         """What the model takes; inside a jitted step, where all arrays are JAX's."""
         return Batch(
-            tokens=self.tokens,  # pyright: ignore[reportArgumentType]
-            positions=self.positions,  # pyright: ignore[reportArgumentType]
-            block_table=self.block_table,  # pyright: ignore[reportArgumentType]
+            tokens=self.tokens,
+            positions=self.positions,
+            block_table=self.block_table,
         )
 
 
 def pack_examples(streams: Iterable[Iterable[Example]], shape: PackShape) -> Pack:
-    """Takes from each stream until one of its examples does not fit the tiles that are left; the rest is padding.
+    """Takes from each stream until one of its examples does not fit the tiles that are left; the
+    rest is padding.
 
-    Raises ValueError for an example that no pack of this shape could hold, or that has nothing to learn.
+    Raises ValueError for an example that no pack of this shape could hold, or that has nothing to
+    learn.
     """
     examples, free = [], shape.tiles
     for stream in streams:

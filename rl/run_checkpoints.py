@@ -1,4 +1,6 @@
-"""Training checkpoints by Orbax: the state's arrays and a JSON note beside them, so that a resumed run is the same run."""
+"""Training checkpoints by Orbax: the state's arrays and a JSON note beside them, so that a resumed
+run is the same run.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +11,9 @@ import orbax.checkpoint as ocp
 
 
 class RunCheckpoints:
-    """The checkpoints of one run, by step; use as a context manager, since saving goes on in the background."""
+    """The checkpoints of one run, by step; use as a context manager, since saving goes on in the
+    background.
+    """
 
     def __init__(self, folder: Path, keep: int):
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
@@ -28,10 +32,14 @@ class RunCheckpoints:
         return self._manager.latest_step()
 
     def save(self, step: int, state: Any, note: Mapping[str, Any]) -> None:
-        """Stores a pytree of arrays and a JSON object; a step that is there already is left as it is."""
+        """Stores a pytree of arrays and a JSON object; a step that is there already is left as it
+        is.
+        """
         if step == self.latest:
             return
-        arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), note=ocp.args.JsonSave(note))
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), note=ocp.args.JsonSave(note)
+        )
         self._manager.save(step, args=arguments)
 
     def restore(self, abstract: Any) -> tuple[Any, dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""What a run reports: JSON lines, a picture of the loss, and a progress bar or, away from a terminal, plain lines."""
+"""What a run reports: JSON lines, a picture of the loss, and a progress bar or, away from a
+terminal, plain lines.
+"""
 
 import json
 import time
@@ -17,7 +19,9 @@ class RunLog:
     """One JSON object a line, each with its `step`."""
 
     def __init__(self, path: Path, step: int):
-        """Opens a log at `step`; what an interrupted run wrote beyond it is dropped, since it will be written again."""
+        """Opens a log at `step`; what an interrupted run wrote beyond it is dropped, since it will
+        be written again.
+        """
         self.path = path
         kept = [record for record in read_log(path) if record["step"] <= step]
         path.write_text("".join(_line(record) for record in kept), "utf-8")
@@ -29,13 +33,17 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The records of a log, none if there is no file; a last line that was cut off by a crash is left out."""
+    """The records of a log, none if there is no file; a last line that was cut off by a crash is
+    left out.
+    """
     lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def plot_log(path: Path, picture: Path) -> None:
-    """Draws the training loss with its moving average, and beneath it what was measured on held-out problems."""
+    """Draws the training loss with its moving average, and beneath it what was measured on held-out
+    problems.
+    """
     records = read_log(path)
     figure = Figure(figsize=(8, 7), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
@@ -70,7 +78,9 @@ def _moving_average(values) -> list[float]:
 
 
 class Reporter:
-    """Shows how far a run is: a bar on a terminal, a line a report elsewhere. Use as a context manager."""
+    """Shows how far a run is: a bar on a terminal, a line a report elsewhere. Use as a context
+    manager.
+    """
 
     def __init__(self, console: Console, total: int, done: int):
         self._progress = Progress(
@@ -95,7 +105,10 @@ class Reporter:
 
     def report(self, record: Mapping[str, Any]) -> None:
         """A step's means."""
-        step, text = record["step"], f"loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tok/s"
+        step, text = (
+            record["step"],
+            f"loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tok/s",
+        )
         self._progress.update(self._task, completed=step, text=text)
         if not self._console.is_terminal:
             more = f"accuracy {record['accuracy']:.3f}  indexer {record['indexer_caught']:.2f}"

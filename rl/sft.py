@@ -1,14 +1,15 @@
-"""Supervised training from scratch: packs in, a complete checkpoint folder out, exact resume in between.
+"""Supervised training from scratch: packs in, a complete checkpoint folder out, exact resume in
+between.
 
-A run's folder holds `train.jsonl` and `loss.png`, `checkpoints/` to resume from, and when the run ends the model in the
-checkpoint format, with tokenizer and template, and `training.json` that says how it came to be.
+A run's folder holds `train.jsonl` and `loss.png`, `checkpoints/` to resume from, and, when a
+session ends, `model/`: the model in the checkpoint format with tokenizer and template, and
+`training.json`, which says how it came to be.
 """
 
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
@@ -16,83 +17,38 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from configs.model import ModelConfig
-from configs.sft import SFTConfig
 from minimax_jax.chat import ChatTemplate, Tokenizer
 from minimax_jax.checkpoint import save_model
+from minimax_jax.checkpoint_folder import copy_companions
 from minimax_jax.loaded import LoadedModel
-from rl.data import HELD_OUT, SHORT, TRAIN
+from rl.data import SHORT, TRAIN
 from rl.evaluate import held_out, score_model, total
 from rl.optimizer import schedule
-from rl.pack_stream import PackRecipe, make_pack, packs
-from rl.packing import Pack
+from rl.pack_stream import packs
 from rl.run_checkpoints import RunCheckpoints, abstract_like
 from rl.run_log import Reporter, RunLog, Stopwatch, plot_log
+from rl.sft_run import Run, check_same_run, fixed_part, measured_packs
 from rl.sft_step import (
     FORMAT,
     Metrics,
     Program,
     TrainState,
-    cache_formats,
     measure,
     new_state,
     seen_model,
     train_step,
 )
 
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-MEASURED_PACKS = 2  # of each kind, held out
-FIRST_STOP_PROBLEM = 1_000_000  # the problems that decide when to stop are none of those that `eval` asks
-# What a resumed run may not change: it would not be the same data, model or arithmetic any more.
-FIXED = ("batch_tokens", "long_fraction", "dtype", "seed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What to train, on what, and where to. `text` is the folder of tokenizer and chat template."""
-
-    model: ModelConfig
-    config: SFTConfig
-    text: Path
-    out: Path
-
-    def __post_init__(self) -> None:
-        block, context = self.model.indexer.block_size, self.model.max_context
-        size, long = self.config.batch_tokens, self.config.long_fraction
-        if size % block:
-            raise ValueError(f"batch_tokens={size} is not a multiple of block_size={block}")
-        if long and size < context:
-            raise ValueError(f"batch_tokens={size} cannot hold a long problem of {context} tokens")
-        wanted, there = Tokenizer.load(self.text).num_tokens, self.model.vocab_size
-        if wanted > there:
-            raise ValueError(f"the tokenizer has {wanted} tokens, more than vocab_size={there}")
-
-    def recipe(self, split: str, **changes: Any) -> PackRecipe:
-        """The recipe of a split's packs."""
-        recipe = PackRecipe(
-            folder=str(self.text),
-            split=split,
-            seed=self.config.seed,
-            tiles=self.config.batch_tokens // self.model.indexer.block_size,
-            block_size=self.model.indexer.block_size,
-            max_context=self.model.max_context,
-            long_fraction=self.config.long_fraction,
-        )
-        return replace(recipe, **changes)
-
-
-def start_run(model: ModelConfig, config: SFTConfig, text: Path, out: Path) -> Run:
-    """A run of a preset, with as many tokens as the tokenizer has."""
-    tokens = Tokenizer.load(text).num_tokens
-    if tokens <= model.vocab_size:
-        model = replace(model, num_tokens=tokens)
-    return Run(model=model, config=config, text=text, out=out)
+FIRST_STOP_PROBLEM = (
+    1_000_000  # the problems that decide when to stop are none of those that `eval` asks
+)
 
 
 def train(run: Run, console: Console, *, resume: bool) -> None:
     """Trains until the last step, the wanted exact match or the time limit, and writes everything.
 
-    Raises ValueError before anything is written when the folder holds another run, or none to resume.
+    Raises ValueError before anything is written when the folder holds another run, or none to
+    resume.
     """
     folder = run.out / "checkpoints"
     if not resume and folder.exists():
@@ -108,18 +64,20 @@ class Trainer:
 
     def __init__(self, run: Run, console: Console, checkpoints: RunCheckpoints, *, resume: bool):
         self.run, self.checkpoints = run, checkpoints
-        self.sparse = Program.of(run.model, run.config)
-        self.dense = Program.of(run.model, run.config, every_block=True)
-        self.state = new_state(run.model, self.sparse)
+        self.sparse = Program(model=run.model, config=run.config)
+        self.dense = replace(self.sparse, every_block=True)
+        # placed, as a restored state is: one compilation for both
+        self.state = jax.device_put(new_state(self.sparse), jax.devices()[0])
         self.step, self.tokens, seconds = 0, 0.0, 0.0
         if resume:
-            self.state, note = checkpoints.restore(abstract_like(self.state))
-            _check_note(note, run)
+            arrays, note = checkpoints.restore(abstract_like(vars(self.state)))
+            self.state = TrainState(**arrays)
+            check_same_run(note["fixed"], run)
             self.step, self.tokens, seconds = note["step"], note["tokens"], note["seconds"]
         self.log = RunLog(run.out / "train.jsonl", self.step)
         self.watch = Stopwatch(seconds)
         self.reporter = Reporter(console, run.config.steps, self.step)
-        self.measured = list(_measured_packs(run))
+        self.measured = list(measured_packs(run))
         self.last: dict[str, Any] = {}
 
     def train(self) -> None:
@@ -143,7 +101,7 @@ class Trainer:
         self.export(reason)
 
     def evaluate(self) -> float:
-        """Measures held-out problems, logs and says it, and returns the exact match on short ones."""
+        """Measures on held-out problems, logs it, and returns the exact match on short ones."""
         record: dict[str, Any] = {"step": self.step}
         for kind, pack in self.measured:
             sums = record.setdefault(kind, np.zeros(3))
@@ -164,20 +122,22 @@ class Trainer:
         """The model as it stands, ready to generate."""
         return LoadedModel(
             model=seen_model(self.state.parameters, self.sparse),
-            formats=cache_formats(self.run.model),
+            formats=self.sparse.layout.formats,
             folder=self.run.text,
             tokenizer=Tokenizer.load(self.run.text),
             template=ChatTemplate.load(self.run.text),
         )
 
     def export(self, reason: str) -> None:
-        """Writes the checkpoint folder beside the log."""
-        out = self.run.out
-        for name in TEXT_FILES:
-            shutil.copyfile(self.run.text / name, out / name)
-        model = self.sparse.structure.model(self.state.parameters)
-        save_model(model, out, format=FORMAT, source=self.run.text)
+        """Writes the model as a complete checkpoint folder, over that of an earlier session, and
+        the picture.
+        """
+        out, folder = self.run.out, self.run.out / "model"
         plot_log(out / "train.jsonl", out / "loss.png")
+        if folder.exists():
+            shutil.rmtree(folder)
+        save_model(self.sparse.structure.model(self.state.parameters), folder, format=FORMAT)
+        copy_companions(self.run.text, folder)
         summary = {
             "model": asdict(self.run.model),
             "config": asdict(self.run.config),
@@ -187,15 +147,19 @@ class Trainer:
             "last": self.last,
         }
         text = json.dumps(summary, indent=2) + "\n"
-        (out / "training.json").write_text(text, "utf-8")
+        (folder / "training.json").write_text(text, "utf-8")
 
     def _windows(self) -> Iterator[list[Metrics]]:
-        """Runs the steps; hands out the metrics that came together, at every log, evaluation and save."""
+        """Runs the steps; hands out the metrics that came together, at every log, evaluation and
+        save.
+        """
         config = self.run.config
         every = (config.log_every, config.eval_every, config.save_every, config.steps)
         window: list[Metrics] = []
-        for pack in packs(self.run.recipe(TRAIN), self.step, config.steps, config.workers):
-            program = self.dense if self.step < config.dense_steps else self.sparse
+        recipe = self.run.recipe(TRAIN)
+        for pack in packs(recipe, self.step, config.steps, config.workers):
+            is_dense = recipe.is_long(self.step) and self.step < config.dense_steps
+            program = self.dense if is_dense else self.sparse
             pack = jax.tree.map(jnp.asarray, pack)
             self.state, metrics = train_step(self.state, pack, program)
             window.append(metrics)
@@ -205,7 +169,9 @@ class Trainer:
                 window = []
 
     def _report(self, window: list[Metrics]) -> None:
-        """Logs the means of some steps; the first that is not a number ends the run with a sentence."""
+        """Logs the means of some steps; the first that is not a number ends the run with a
+        sentence.
+        """
         before = self.last.get("seconds", self.watch.total - self.watch.this_session)
         columns = {name: np.array([float(step[name]) for step in window]) for name in window[0]}
         seconds, tokens = self.watch.total, columns.pop("tokens").sum()
@@ -217,7 +183,7 @@ class Trainer:
         record = {
             "step": self.step,
             **{name: float(values.mean()) for name, values in columns.items()},
-            "learning_rate": float(schedule(self.run.config)(self.step)),
+            "learning_rate": float(jnp.asarray(schedule(self.run.config)(self.step))),
             "tokens_per_second": float(tokens / max(seconds - before, 1e-9)),
             "seconds": seconds,
         }
@@ -229,29 +195,11 @@ class Trainer:
         return self.step % every == 0 or self.step == self.run.config.steps
 
     def _save(self) -> None:
-        self.checkpoints.save(self.step, self.state, {**self._note(), "fixed": _fixed(self.run)})
+        note = {**self._note(), "fixed": fixed_part(self.run)}
+        self.checkpoints.save(self.step, vars(self.state), note)
 
     def _note(self) -> dict[str, Any]:
         return {"step": self.step, "tokens": self.tokens, "seconds": self.watch.total}
-
-
-def _measured_packs(run: Run) -> Iterator[tuple[str, Pack]]:
-    kinds = {"short": 0.0, "long": 1.0} if run.config.long_fraction else {"short": 0.0}
-    for kind, fraction in kinds.items():
-        recipe = run.recipe(HELD_OUT, long_fraction=fraction)
-        for number in range(MEASURED_PACKS):
-            yield kind, jax.tree.map(jnp.asarray, make_pack(recipe, number))
-
-
-def _fixed(run: Run) -> dict[str, Any]:
-    fixed = {name: getattr(run.config, name) for name in FIXED}
-    return {"model": str(run.model), **fixed}
-
-
-def _check_note(note: dict[str, Any], run: Run) -> None:
-    for name, value in _fixed(run).items():
-        if note["fixed"][name] != value:
-            raise ValueError(f"the run began with {name}={note['fixed'][name]}, not {value}")
 
 
 def _sentence(record: dict[str, Any]) -> str:

@@ -1,12 +1,13 @@
-"""One jitted supervised step: the language-model loss through the stored formats, the indexer's own loss, AdamW, balance.
+"""One jitted supervised step: the language-model loss through the stored formats, the indexer's own
+loss, AdamW, balance.
 
-Weights are seen as the M3.1 checkpoint will store them and keys and values as the NVFP4 cache will (both with
-straight-through gradients), so what is trained is what will run.
+Weights are seen as the M3.1 checkpoint will store them and keys and values as the NVFP4 cache will
+(both with straight-through gradients), so what is trained is what will run.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from configs.model import ModelConfig
-from configs.parts import IndexerConfig
 from configs.sft import SFTConfig
 from minimax_jax.attention import Context
 from minimax_jax.cache import CacheFormats, PoolLayout, pool_layout
@@ -36,54 +36,63 @@ Metrics = dict[str, Float[Array, ""]]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """All that a step changes. Random keys are folded from the seed and the step, so they need no place here."""
+    """All that a step changes. Random keys are folded from the seed and the step, so they need no
+    place here.
+    """
 
     parameters: Parameters
     optimizer: Any
     step: Int[Array, ""]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Program:
-    """What the step is compiled for. With `every_block` attention sees all blocks, whatever `choice` will be later."""
+    """What the step is compiled for: equal programs share one compilation."""
 
+    model: ModelConfig
     config: SFTConfig
-    choice: IndexerConfig
-    structure: Structure
-    layout: PoolLayout
-    optimizer: optax.GradientTransformation
+    every_block: bool = False  # attention sees all blocks, whatever the indexer will choose later
 
-    @classmethod
-    def of(cls, model: ModelConfig, config: SFTConfig, *, every_block: bool = False) -> "Program":
-        """The program of a model shape and a run."""
-        choice = model.indexer
-        if every_block:
-            all_blocks = -(-model.max_context // model.indexer.block_size)
-            model = replace(model, indexer=replace(model.indexer, top_k=all_blocks))
-        abstract = jax.eval_shape(partial(_new_model, model, config))
-        return cls(
-            config=config,
-            choice=choice,
-            structure=Structure.of(abstract),
-            layout=pool_layout(model, cache_formats(model)),
-            optimizer=make_optimizer(config),
-        )
+    @property
+    def layout(self) -> PoolLayout:
+        """How the cache will store keys and values: as the model's quantisation names."""
+        stored = self.model.quantization
+        assert stored.kv_cache is not None and stored.index_cache is not None
+        formats = CacheFormats(kv=stored.kv_cache, index=stored.index_cache)
+        return pool_layout(self.model, formats)
+
+    @property
+    def structure(self) -> Structure:
+        """The names of the parameters and their place in the model."""
+        return _structure(self)
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The run's optimiser."""
+        return make_optimizer(self.config)
+
+    def new_model(self) -> Model:
+        """A model with random weights."""
+        model = self.model
+        if self.every_block:
+            blocks = -(-model.max_context // model.indexer.block_size)
+            model = replace(model, indexer=replace(model.indexer, top_k=blocks))
+        dtype = DTYPES[self.config.dtype]
+        return Model(model, nnx.Rngs(self.config.seed), dtype=dtype)
 
     def seen(self, parameters: Parameters) -> Model:
         """The model as it will be stored, in float arrays."""
         return fake_quantize_model(self.structure.model(parameters), FORMAT)
 
 
-def cache_formats(model: ModelConfig) -> CacheFormats:
-    """The cache formats that the checkpoint will name: its config's, NVFP4 where that names none."""
-    stored = model.quantization
-    return CacheFormats(kv=stored.kv_cache or "nvfp4", index=stored.index_cache or "nvfp4")
+@cache
+def _structure(program: Program) -> Structure:
+    return Structure.of(jax.eval_shape(program.new_model))
 
 
-def new_state(model: ModelConfig, program: Program) -> TrainState:
+def new_state(program: Program) -> TrainState:
     """The state before the first step."""
-    config = program.config
-    parameters = program.structure.parameters(_new_model(model, config))
+    parameters = program.structure.parameters(program.new_model())
     return TrainState(
         parameters=parameters,
         optimizer=program.optimizer.init(parameters),
@@ -98,17 +107,19 @@ def train_step(state: TrainState, pack: Pack, program: Program) -> tuple[TrainSt
     grad = jax.value_and_grad(_loss, has_aux=True)
     (_, (metrics, loads)), grads = grad(state.parameters, pack, key, program)
     updates, optimizer = program.optimizer.update(grads, state.optimizer, state.parameters)
-    parameters = dict(optax.apply_updates(state.parameters, updates))  # pyright: ignore
+    parameters = cast(Parameters, optax.apply_updates(state.parameters, updates))
     for layer, load in loads.items():
         name = f"layers.{layer}.mlp.router.bias"
         parameters[name] = balanced_bias(parameters[name], load, program.config.router_bias_rate)
-    metrics["gradient_norm"] = optax.global_norm(grads)
+    metrics["gradient_norm"] = optax.tree.norm(grads)
     return TrainState(parameters=parameters, optimizer=optimizer, step=state.step + 1), metrics
 
 
 @partial(jax.jit, static_argnames=("program",))
 def measure(parameters: Parameters, pack: Pack, program: Program) -> Float[Array, "3"]:
-    """Sums over a pack: loss, right tokens and counted tokens, each next token predicted from the true ones before it."""
+    """Sums over a pack: loss, right tokens and counted tokens, each next token predicted from the
+    true ones before it.
+    """
     model = program.seen(parameters)
     hidden, _, _ = model.hidden(pack.batch, program.layout)
     loss, hits = token_losses(model, hidden, pack.targets, pack.weights)
@@ -121,10 +132,6 @@ def seen_model(parameters: Parameters, program: Program) -> Model:
     return program.seen(parameters)
 
 
-def _new_model(model: ModelConfig, config: SFTConfig) -> Model:
-    return Model(model, nnx.Rngs(config.seed), dtype=DTYPES[config.dtype])
-
-
 def _loss(parameters: Parameters, pack: Pack, key: Array, program: Program):
     config, layout = program.config, program.layout
     model = program.seen(parameters)
@@ -135,7 +142,7 @@ def _loss(parameters: Parameters, pack: Pack, key: Array, program: Program):
     inputs = [jax.lax.stop_gradient(x) for x in (embedded, *streams[:-1])]
     context = Context.of(batch, model.config, layout)
     queries = Queries.sample(key, batch, config.indexer_queries)
-    distilled, caught = indexer_loss(model, inputs, context, queries, program.choice)
+    distilled, caught = indexer_loss(model, inputs, context, queries, program.model.indexer)
     loads = expert_loads(model, inputs, context)
     total, hits = token_losses(model, hidden, pack.targets, pack.weights)
     counted = jnp.maximum(jnp.sum(pack.weights), 1.0)

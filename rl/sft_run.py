@@ -1,0 +1,92 @@
+"""A supervised run: model shape, config, text and folder; and what of it a resumed run may not change."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from configs.model import ModelConfig
+from configs.sft import SFTConfig
+from minimax_jax.chat import Tokenizer
+from rl.data import HELD_OUT
+from rl.pack_stream import PackRecipe, make_pack
+from rl.packing import Pack
+
+MEASURED_PACKS = 2  # of each kind, held out
+# What a resumed run may not change: it would not be the same data, model or arithmetic any more.
+FIXED = ("batch_tokens", "dtype", "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What to train, on what, and where to. `text` is the folder of tokenizer and chat template."""
+
+    model: ModelConfig
+    config: SFTConfig
+    text: Path
+    out: Path
+
+    def __post_init__(self) -> None:
+        block, context = self.model.indexer.block_size, self.model.max_context
+        size = self.config.batch_tokens
+        if size % block:
+            raise ValueError(f"batch_tokens={size} is not a multiple of block_size={block}")
+        if self.has_long and size < context:
+            raise ValueError(f"batch_tokens={size} cannot hold a long problem of {context} tokens")
+        wanted, there = Tokenizer.load(self.text).num_tokens, self.model.vocab_size
+        if wanted > there:
+            raise ValueError(f"the tokenizer has {wanted} tokens, more than vocab_size={there}")
+
+    @property
+    def has_long(self) -> bool:
+        """Whether any pack holds long problems."""
+        return self.config.long_fraction > 0 or self.config.long_steps > 0
+
+    def recipe(self, split: str, **changes: Any) -> PackRecipe:
+        """The recipe of a split's packs."""
+        recipe = PackRecipe(
+            folder=str(self.text),
+            split=split,
+            seed=self.config.seed,
+            tiles=self.config.batch_tokens // self.model.indexer.block_size,
+            block_size=self.model.indexer.block_size,
+            max_context=self.model.max_context,
+            long_fraction=self.config.long_fraction,
+            long_steps=self.config.long_steps,
+        )
+        return replace(recipe, **changes)
+
+
+def start_run(model: ModelConfig, config: SFTConfig, text: Path, out: Path) -> Run:
+    """A run of a preset, with the tokenizer's tokens, and NVFP4 caches where it names none."""
+    tokens, stored = Tokenizer.load(text).num_tokens, model.quantization
+    kv, index = stored.kv_cache or "nvfp4", stored.index_cache or "nvfp4"
+    stored = replace(stored, kv_cache=kv, index_cache=index)
+    tokens = min(tokens, model.vocab_size)  # too many are refused by the run
+    model = replace(model, num_tokens=tokens, quantization=stored)
+    return Run(model=model, config=config, text=text, out=out)
+
+
+def measured_packs(run: Run) -> Iterator[tuple[str, Pack]]:
+    """Held-out packs with their kind, on the device."""
+    kinds = {"short": 0.0, "long": 1.0} if run.has_long else {"short": 0.0}
+    for kind, fraction in kinds.items():
+        recipe = run.recipe(HELD_OUT, long_fraction=fraction, long_steps=0)
+        for number in range(MEASURED_PACKS):
+            yield kind, jax.tree.map(jnp.asarray, make_pack(recipe, number))
+
+
+def fixed_part(run: Run) -> dict[str, Any]:
+    """What a checkpoint notes of its run."""
+    fixed = {name: getattr(run.config, name) for name in FIXED}
+    return {"model": str(run.model), **fixed}
+
+
+def check_same_run(noted: dict[str, Any], run: Run) -> None:
+    """Raises ValueError when a checkpoint's note is not of this run."""
+    for name, value in fixed_part(run).items():
+        if noted[name] != value:
+            raise ValueError(f"the run began with {name}={noted[name]}, not {value}")
