@@ -46,6 +46,8 @@ def config_json(
     ours = replace(config, quantization=_quantization(config, kinds)).to_hf()
     if "quantization_config" in ours:
         ours["quantization_config"]["ignored_layers"] = _IGNORED + _plain_modules(kinds)
+        if not all(kind.divides for kind in kinds.values()):  # ModelOpt's names are no such format
+            ours["quantization_config"].pop("moe_quant_format", None)
     plain = kinds["embedding"].dtype.name
     ours["torch_dtype"] = plain if kinds["embedding"].form == "plain" else "bfloat16"
     if source is None:

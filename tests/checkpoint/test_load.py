@@ -66,6 +66,15 @@ def test_a_global_scale_may_be_a_scalar_or_have_one_element(shape, tmp_path):
     assert_same(model, files.expected_by_path(CONFIG, values))
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "float8_e8m0fnu"])
+def test_exponents_may_be_called_weight_scale_and_be_typed(dtype, tmp_path):
+    tensors, values = files.released(CONFIG, files.mxfp8, files.modelopt)
+    for name in [name for name in tensors if name.endswith("weight_scale_inv")]:
+        tensors[name.removesuffix("_inv")] = tensors.pop(name).view(dtype)
+    model = load(files.write(tmp_path, CONFIG, tensors))
+    assert_same(model, files.expected_by_path(CONFIG, values))
+
+
 def test_both_conventions_of_the_outer_scale_give_equal_values(tmp_path):
     """F87: a number divides in one file, its reciprocal multiplies in the other."""
     dividing, _ = files.released(CONFIG, files.plain, files.compressed_tensors)

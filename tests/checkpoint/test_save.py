@@ -81,6 +81,9 @@ def test_outer_scales_keep_their_convention_and_their_bits(tmp_path):
         assert_identical(first, second)
         weight = parameters_of(second)["layers.1.mlp.experts.w1.weight"].get_value()
         assert isinstance(weight, NVFP4Tensor) and weight.divides is divides
+        root = json.loads((tmp_path / f"{divides} saved" / "config.json").read_text())
+        # the name of compressed-tensors' format is for files that have it
+        assert ("moe_quant_format" in root["quantization_config"]) is divides
 
 
 def test_a_multiplying_scale_becomes_its_reciprocal_in_the_released_format(tmp_path):
