@@ -62,6 +62,8 @@ class IndexerConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "num_heads", "head_dim", "block_size", "top_k", "local_blocks")
+        block = self.block_size  # NVFP4 groups and the kernels' tiles are 16 wide
+        check(block % 16 == 0, f"block_size={block} is not a multiple of 16")
         check(self.init_blocks >= 0, f"init_blocks={self.init_blocks} is negative")
         forced = self.init_blocks + self.local_blocks
         check(forced <= self.top_k, f"top_k={self.top_k} blocks cannot hold {forced} forced blocks")

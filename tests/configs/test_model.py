@@ -190,6 +190,7 @@ def test_an_impossible_value_is_refused_with_a_sentence(changes, sentence):
     [
         ("sparse_topk_blocks", 0, "top_k=0 is not at least 1"),
         ("sparse_block_size", 0, "sparse_block_size=0 is not positive"),
+        ("sparse_block_size", 24, "block_size=24 is not a multiple of 16"),
         ("sparse_score_type", "mean", "sparse_score_type 'mean'"),
         ("sparse_num_index_heads", 8, "8 index heads do not pair with 4"),
         ("sparse_init_block", 16, "cannot hold 17 forced blocks"),

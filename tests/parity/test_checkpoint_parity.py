@@ -24,7 +24,7 @@ PATTERNS = {"m3": [0, 1, 1], "m3.1": [1, 1, 1]}
 
 
 def text_config(sparse: list[int]) -> dict:
-    """Specification 6's tiny config: blocks of 8, two of them chosen."""
+    """Specification 6's tiny config: with blocks of 16, two of them chosen."""
     return dict(
         vocab_size=512,
         hidden_size=64,
@@ -50,7 +50,7 @@ def text_config(sparse: list[int]) -> dict:
             sparse_index_dim=16,
             sparse_num_index_heads=4,
             sparse_topk_blocks=2,
-            sparse_block_size=8,
+            sparse_block_size=16,
             sparse_score_type="max",
             sparse_init_block=0,
             sparse_local_block=1,
