@@ -1,4 +1,4 @@
-"""A supervised run: model shape, config, text and folder; and what of it a resumed run may not change."""
+"""A supervised run: model shape, config, text, folder; and what a resumed run may not change."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
