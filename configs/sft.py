@@ -2,10 +2,15 @@
 written when.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from configs.parts import check, check_positive
+
+
+def _default(value: Any, text: str) -> Any:
+    """A field with its default and the help of its flag."""
+    return field(default=value, metadata={"help": f"{text} (default {value})"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,38 +19,30 @@ class SFTConfig:
     is measured and kept.
     """
 
-    steps: int = 12000
-    batch_tokens: int = (
-        32768  # places in a pack, padding of the last block of each segment included
-    )
-    long_fraction: float = 0.3  # share of packs that hold long problems
-    long_steps: int = 2000  # at the start with long problems alone: looking up is learnt slowest
-    learning_rate: float = 2e-3
-    warmup_steps: int = 200
-    decay_fraction: float = 0.2  # last share of the steps, in which the rate falls linearly to 0
-    weight_decay: float = 0.1  # on matrices alone
-    clip_norm: float = 1.0
-    dtype: Literal["f32", "bf16"] = "f32"  # of activations; parameters are float32
-    dense_steps: int = (
-        1500  # at the start with every block visible, from which the indexer learns where to look
-    )
-    indexer_weight: float = (
-        1.0  # of the indexer's distillation loss, which reaches its own parameters alone
-    )
-    indexer_queries: int = 256  # sampled a pack for that loss
-    router_bias_rate: float = 1e-3  # step of the selection bias towards an even load of the experts
-    seed: int = 0
+    steps: int = _default(8000, "updates, one pack each")
+    batch_tokens: int = _default(16384, "places in a pack; segments are padded to whole blocks")
+    long_fraction: float = _default(0.3, "share of packs that hold long problems")
+    long_steps: int = _default(4000, "first steps, with long problems alone: learnt slowest")
+    learning_rate: float = _default(2e-3, "of AdamW, between warm-up and decay")
+    warmup_steps: int = _default(200, "steps of linear warm-up")
+    decay_fraction: float = _default(0.2, "last share of the steps, of linear decay to 0")
+    weight_decay: float = _default(0.1, "on matrices alone")
+    clip_norm: float = _default(1.0, "bound of the gradient's norm")
+    dtype: Literal["f32", "bf16"] = _default("f32", "of activations; parameters are float32")
+    dense_steps: int = _default(1500, "first steps, in which long packs see every block")
+    indexer_weight: float = _default(1.0, "of the loss that teaches the indexer")
+    indexer_queries: int = _default(256, "places sampled from a pack for that loss")
+    router_bias_rate: float = _default(1e-3, "step of the experts' biases towards an even load")
+    seed: int = _default(0, "of weights, problems and samples")
 
-    log_every: int = 20
-    eval_every: int = 1000
-    eval_problems: int = 256  # held-out short problems answered at temperature 1
-    stop_at: float | None = (
-        None  # ends the run at the first evaluation whose exact match reaches it
-    )
-    save_every: int = 1000
-    keep: int = 3  # checkpoints
-    max_seconds: float | None = None  # saves and ends after this time, to be resumed
-    workers: int = 0  # processes that make packs ahead; 0 makes them between steps
+    log_every: int = _default(20, "steps between lines of the log")
+    eval_every: int = _default(250, "steps between evaluations")
+    eval_problems: int = _default(256, "held-out short problems answered at temperature 1")
+    stop_at: float | None = _default(None, "exact match that ends the run")
+    save_every: int = _default(250, "steps between checkpoints")
+    keep: int = _default(4, "checkpoints kept")
+    max_seconds: float | None = _default(None, "saves and ends after this time, to be resumed")
+    workers: int = _default(0, "processes that make packs ahead; 0: between steps")
 
     def __post_init__(self) -> None:
         check_positive(self, "steps", "batch_tokens", "indexer_queries", "keep")
@@ -60,6 +57,8 @@ class SFTConfig:
         ):
             value = getattr(self, name)
             check(value >= 0, f"{name}={value} is negative")
+        limit = self.max_seconds
+        check(limit is None or limit > 0, f"max_seconds={limit} is not positive")
         check(self.learning_rate > 0, f"learning_rate={self.learning_rate} is not positive")
         in_range = self.stop_at is None or 0 < self.stop_at <= 1
         check(in_range, f"stop_at={self.stop_at} is not in (0, 1]")

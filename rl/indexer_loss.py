@@ -51,15 +51,27 @@ class Queries:
         return x[self.tiles, self.places]
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class IndexerLoss:
+    """Of one layer, or their mean. `looked` is the attention that queries with more than C blocks
+    pay beyond the forced ones, and `caught` the part of it that falls on blocks the indexer
+    chooses; both are sums over the queries.
+    """
+
+    loss: Float[Array, ""]
+    looked: Float[Array, ""]
+    caught: Float[Array, ""]
+
+
 def indexer_loss(
     model: Model,
     inputs: Sequence[Float[Array, "B Z D"]],
     context: Context,
     queries: Queries,
     choice: IndexerConfig,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Means over the sparse layers: of the loss above, and of the teacher's mass that the indexer's
-    choice would catch.
+) -> IndexerLoss:
+    """The mean over the sparse layers.
 
     `inputs` is the residual stream before each layer, `choice` how many blocks are chosen, which
     ones always.
@@ -70,34 +82,40 @@ def indexer_loss(
             normed = lax.stop_gradient(layer.input_norm(x))
             results.append(_of_layer(layer.attention, normed, context, queries, choice))
     if not results:
-        return jnp.float32(0), jnp.float32(1)
-    losses, caught = zip(*results, strict=True)
-    return jnp.mean(jnp.stack(losses)), jnp.mean(jnp.stack(caught))
+        nothing = jnp.float32(0)
+        return IndexerLoss(loss=nothing, looked=nothing, caught=nothing)
+    return jax.tree.map(lambda *values: jnp.mean(jnp.stack(values)), *results)
 
 
-def _mean(x: Array, weights: Array) -> Array:
-    return jnp.sum(x * weights) / jnp.maximum(jnp.sum(weights), TINY)
-
-
-def _of_layer(attention: Attention, x, context: Context, queries: Queries, choice: IndexerConfig):
-    positions = queries.of(context.batch.positions)
+def _of_layer(
+    attention: Attention, x, context: Context, queries: Queries, choice: IndexerConfig
+) -> IndexerLoss:
     visible_nP = jnp.any(_causal(context, queries), axis=-1)
-    free_nP = visible_nP & ~_forced(visible_nP.shape[1], positions, choice)
-    mass_nKP = lax.stop_gradient(block_mass(attention, x, context, queries))
-    mass_nKP = jnp.where(free_nP[:, None], mass_nKP, 0.0)
+    free_nP = visible_nP & ~_forced(visible_nP.shape[1], context, queries, choice)
+    mass_nKP = jnp.where(free_nP[:, None], block_mass(attention, x, context, queries), 0.0)
+    mass_nKP = lax.stop_gradient(mass_nKP)
     scores_nKP = index_scores(attention, x, context, queries)
     scores_nKP = jnp.where(free_nP[:, None], scores_nKP, -jnp.inf)
-    some_nK = jnp.broadcast_to(jnp.any(free_nP, axis=-1)[:, None], mass_nKP.shape[:2])
-    log_student = jax.nn.log_softmax(jnp.where(some_nK[..., None], scores_nKP, 0.0), axis=-1)
-    total_nK = jnp.sum(mass_nKP, axis=-1)
-    log_teacher = jnp.log(jnp.maximum(mass_nKP, TINY) / jnp.maximum(total_nK, TINY)[..., None])
-    seen = mass_nKP > 0
-    terms = mass_nKP * (log_teacher - jnp.where(seen, log_student, 0.0))
-    free_choices = choice.top_k - choice.init_blocks - choice.local_blocks
-    _, chosen = lax.top_k(scores_nKP, min(free_choices, scores_nKP.shape[-1]))
+    some_n = jnp.any(free_nP, axis=-1)
+    loss_nK = jnp.where(some_n[:, None], _divergence(mass_nKP, scores_nKP, some_n), 0.0)
+    num_free = choice.top_k - choice.init_blocks - choice.local_blocks
+    _, chosen = lax.top_k(scores_nKP, min(num_free, scores_nKP.shape[-1]))
     caught_nK = jnp.sum(jnp.take_along_axis(mass_nKP, chosen, axis=-1), axis=-1)
-    loss = _mean(jnp.sum(terms, axis=-1), some_nK)
-    return loss, _mean(caught_nK / jnp.maximum(total_nK, TINY), total_nK)
+    hard_n1 = (jnp.sum(visible_nP, axis=-1) > choice.top_k)[:, None]
+    return IndexerLoss(
+        loss=jnp.sum(loss_nK) / jnp.maximum(jnp.sum(some_n) * loss_nK.shape[1], 1),
+        looked=jnp.sum(jnp.sum(mass_nKP, axis=-1) * hard_n1),
+        caught=jnp.sum(caught_nK * hard_n1),
+    )
+
+
+def _divergence(mass_nKP, scores_nKP, some_n) -> Float[Array, "n K"]:
+    """sum_b m[b] (log m[b] / |m| - log softmax_b(B)); a row without blocks is meaningless."""
+    log_student = jax.nn.log_softmax(jnp.where(some_n[:, None, None], scores_nKP, 0.0), axis=-1)
+    total = jnp.maximum(jnp.sum(mass_nKP, axis=-1, keepdims=True), TINY)
+    log_teacher = jnp.log(jnp.maximum(mass_nKP, TINY) / total)
+    terms = mass_nKP * (log_teacher - jnp.where(mass_nKP > 0, log_student, 0.0))
+    return jnp.sum(terms, axis=-1)
 
 
 def block_mass(
@@ -159,7 +177,9 @@ def _causal(context: Context, queries: Queries) -> Bool[Array, "n P Z"]:
     return (table_nP[:, :, None] >= 0) & (keys_PZ <= positions[:, None, None])
 
 
-def _forced(num_blocks: int, positions: Int[Array, "n"], c: IndexerConfig) -> Bool[Array, "n P"]:
-    newest = jnp.maximum(positions, 0) // c.block_size
+def _forced(
+    num_blocks: int, context: Context, queries: Queries, c: IndexerConfig
+) -> Bool[Array, "n P"]:
+    newest = jnp.maximum(queries.of(context.batch.positions), 0) // c.block_size
     ids = jnp.arange(num_blocks)
     return (ids < c.init_blocks) | (ids > newest[:, None] - c.local_blocks)

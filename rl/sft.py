@@ -106,7 +106,7 @@ class Trainer:
         for kind, pack in self.measured:
             sums = record.setdefault(kind, np.zeros(3))
             sums += np.asarray(measure(self.state.parameters, pack, self.sparse))
-        for kind in {kind for kind, _ in self.measured}:
+        for kind in dict(self.measured):
             loss, hits, count = record.pop(kind)
             record |= {f"{kind}_loss": loss / count, f"{kind}_accuracy": hits / count}
         asked = held_out(self.run.config.eval_problems, SHORT, start=FIRST_STOP_PROBLEM)
@@ -173,8 +173,10 @@ class Trainer:
         sentence.
         """
         before = self.last.get("seconds", self.watch.total - self.watch.this_session)
-        columns = {name: np.array([float(step[name]) for step in window]) for name in window[0]}
+        window = jax.device_get(window)
+        columns = {name: np.array([step[name] for step in window], float) for name in window[0]}
         seconds, tokens = self.watch.total, columns.pop("tokens").sum()
+        looked, caught = columns.pop("looked").sum(), columns.pop("caught").sum()
         bad = np.flatnonzero(~np.isfinite(columns["loss"]))
         if len(bad):
             step = self.step - len(window) + int(bad[0])
@@ -183,6 +185,7 @@ class Trainer:
         record = {
             "step": self.step,
             **{name: float(values.mean()) for name, values in columns.items()},
+            "indexer_caught": float(caught / looked) if looked else 1.0,
             "learning_rate": float(jnp.asarray(schedule(self.run.config)(self.step))),
             "tokens_per_second": float(tokens / max(seconds - before, 1e-9)),
             "seconds": seconds,

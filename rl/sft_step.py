@@ -142,7 +142,7 @@ def _loss(parameters: Parameters, pack: Pack, key: Array, program: Program):
     inputs = [jax.lax.stop_gradient(x) for x in (embedded, *streams[:-1])]
     context = Context.of(batch, model.config, layout)
     queries = Queries.sample(key, batch, config.indexer_queries)
-    distilled, caught = indexer_loss(model, inputs, context, queries, program.model.indexer)
+    indexer = indexer_loss(model, inputs, context, queries, program.model.indexer)
     loads = expert_loads(model, inputs, context)
     total, hits = token_losses(model, hidden, pack.targets, pack.weights)
     counted = jnp.maximum(jnp.sum(pack.weights), 1.0)
@@ -150,9 +150,10 @@ def _loss(parameters: Parameters, pack: Pack, key: Array, program: Program):
     metrics = {
         "loss": loss,
         "accuracy": hits / counted,
-        "indexer_loss": distilled,
-        "indexer_caught": caught,
+        "indexer_loss": indexer.loss,
+        "looked": indexer.looked,
+        "caught": indexer.caught,
         "busiest_expert": jnp.max(jnp.stack([jnp.max(load) for load in loads.values()] or [1.0])),
         "tokens": jnp.sum(pack.positions >= 0).astype(jnp.float32),
     }
-    return loss + config.indexer_weight * distilled, (metrics, loads)
+    return loss + config.indexer_weight * indexer.loss, (metrics, loads)

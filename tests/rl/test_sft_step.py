@@ -1,5 +1,7 @@
 """What one step does: which loss reaches which parameters, and how the experts are balanced."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,7 +57,7 @@ def test_the_indexer_learns_from_its_own_loss_and_nothing_else_does(step):
     def own_loss(parameters):
         model = program.seen(parameters)
         context, inputs = streams_of(model, program, pack)
-        return indexer_loss(model, inputs, context, every_place(pack), program.model.indexer)[0]
+        return indexer_loss(model, inputs, context, every_place(pack), program.model.indexer).loss
 
     def language_loss(parameters):
         model = program.seen(parameters)
@@ -89,6 +91,19 @@ def test_index_scores_choose_what_the_model_chooses(step, seen):
     for n in far:
         best = int(np.argmax(scores_nKP[n, 0, : newest[n]]))
         assert set(chosen_nKC[n, 0].tolist()) == {best, int(newest[n])}
+
+
+def test_an_indexer_catches_no_more_than_it_may_choose(step, seen):
+    program, _, pack = step
+    model, context, inputs = seen
+
+    def loss(top_k):
+        choice = replace(program.model.indexer, top_k=top_k)
+        return indexer_loss(model, inputs, context, every_place(pack), choice)
+
+    nothing, one = loss(1), loss(2)
+    assert nothing.caught == 0.0 < nothing.looked
+    assert 0.0 < one.caught < one.looked
 
 
 def test_block_mass_is_a_share_of_the_visible_blocks(step, seen):
