@@ -181,7 +181,7 @@ class Trainer:
         if len(bad):
             step = self.step - len(window) + int(bad[0])
             raise ValueError(f"the loss of step {step} is {columns['loss'][bad[0]]}")
-        self.tokens += tokens
+        self.tokens += float(tokens)
         record = {
             "step": self.step,
             **{name: float(values.mean()) for name, values in columns.items()},
