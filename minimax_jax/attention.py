@@ -75,11 +75,10 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], UInt8[Array, "P lines 128"] | None]:
         """The layer's output and the pool with this batch's keys in it (None stays None)."""
         c, compute = self.config, context.layout.formats.compute
-        rows = self._rows(x, adapter)
         if pool is None:
-            keys = self._through_cache(rows, context)
+            keys = self.packed_keys(x, context, adapter)
         else:
-            pool = self._insert(pool, line, rows, context)
+            pool = self._insert(pool, line, self._rows(x, adapter), context)
             k, v, index_k = layer_pages(pool, context.layout, line, sparse=self.indexer is not None)
             keys = Keys(k=k, v=v, index_k=index_k)
         q = self.q_proj(x, part(adapter, "q_proj"))
@@ -95,6 +94,26 @@ class Attention(nnx.Module):
             out, _ = sparse_attention(q, keys.k, keys.v, ids, table, positions, scale=scale)
         out = out.reshape(*x.shape[:2], c.num_heads * c.head_dim)
         return self.o_proj(out, part(adapter, "o_proj")), pool
+
+    def packed_keys(
+        self, x: Float[Array, "B T D"], context: Context, adapter: Adapter = None
+    ) -> Keys:
+        """The batch's own tiles, cut into blocks, as the cache would give them back."""
+        rows, t, formats = self._rows(x, adapter), self._transform(context), context.layout.formats
+        Z = context.layout.block_size
+        assert x.shape[1] % Z == 0, "without a cache a tile is whole blocks"
+
+        def blocks(x_ThW, fmt):
+            seen = through_cache(x_ThW, fmt, formats.compute)
+            return Blocks(seen.reshape(x_ThW.shape[0] // Z, Z, *x_ThW.shape[1:]))
+
+        k = norm_rope(rows.k, t.k_norm, t.cos, t.sin, t.eps)
+        index_k = None
+        if rows.index_k is not None and t.index_norm is not None:
+            index_k = blocks(
+                norm_rope(rows.index_k, t.index_norm, t.cos, t.sin, t.eps), formats.index
+            )
+        return Keys(k=blocks(k, formats.kv), v=blocks(rows.v, formats.kv), index_k=index_k)
 
     def _rows(self, x: Float[Array, "B T D"], adapter: Adapter) -> Rows:
         """Raw keys and values of the batch, its tokens flattened to one axis."""
@@ -120,24 +139,6 @@ class Attention(nnx.Module):
     def _insert(self, pool, line, rows: Rows, context: Context):
         slots = context.batch.slots(context.layout.block_size)
         return kv_insert(pool, context.layout, line, rows, slots, self._transform(context))
-
-    def _through_cache(self, rows: Rows, context: Context) -> Keys:
-        """The batch's own tiles as blocks, as the cache would give them back."""
-        t, formats = self._transform(context), context.layout.formats
-        B, T = context.batch.tokens.shape
-        assert context.layout.block_size == T, "without a cache a tile is a block"
-
-        def blocks(x_ThW, fmt):
-            seen = through_cache(x_ThW, fmt, formats.compute)
-            return Blocks(seen.reshape(B, T, *x_ThW.shape[1:]))
-
-        k = norm_rope(rows.k, t.k_norm, t.cos, t.sin, t.eps)
-        index_k = None
-        if rows.index_k is not None and t.index_norm is not None:
-            index_k = blocks(
-                norm_rope(rows.index_k, t.index_norm, t.cos, t.sin, t.eps), formats.index
-            )
-        return Keys(k=blocks(k, formats.kv), v=blocks(rows.v, formats.kv), index_k=index_k)
 
 
 class Indexer(nnx.Module):

@@ -77,7 +77,7 @@ def convert(
     """
     conversion = plan_conversion(Path(source), format=format, layers=layers)
     columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn()]
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+    with Progress(*columns, TimeRemainingColumn(), console=console or Console(stderr=True)) as bar:
         task = bar.add_task(f"{format}", total=conversion.nbytes)
         conversion.write(
             Path(folder), max_shard_bytes, lambda _, nbytes: bar.update(task, advance=nbytes)

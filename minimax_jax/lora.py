@@ -40,7 +40,7 @@ def low_rank(x: Float[Array, "*rows D"], adapter: LowRank) -> Float[Array, "*row
     """s (x A^T) B^T in float32."""
     x32 = x.astype(jnp.float32)
     inner = jnp.einsum("...D,RD->...R", x32, adapter.a, precision="highest")
-    return adapter.scale * jnp.einsum("...R,FR->...F", inner, adapter.b, precision="highest")
+    return jnp.einsum("...R,FR->...F", adapter.scale * inner, adapter.b, precision="highest")
 
 
 def grouped_low_rank(
@@ -48,4 +48,4 @@ def grouped_low_rank(
 ) -> Float[Array, "M F"]:
     """`low_rank` with each row's own expert's matrices; rows sorted by expert."""
     inner = grouped_matmul(x.astype(jnp.float32), adapter.a, group_sizes)
-    return adapter.scale * grouped_matmul(inner, adapter.b, group_sizes)
+    return grouped_matmul(adapter.scale * inner, adapter.b, group_sizes)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from configs.model import ModelConfig
 from minimax_jax.attention import Attention, Context
@@ -82,7 +82,7 @@ class Model(nnx.Module):
         recomputes each layer in the backward pass.
         """
         context = Context.of(batch, self.config, layout)
-        x = self.embedding.get_value()[batch.tokens].astype(self.dtype)
+        x = self.embedded(batch.tokens)
         x = constrain(x, "batch", None, "embed")
         pool = None if cache is None else cache.local_pool
         run = jax.checkpoint(_run_layer) if remat else _run_layer
@@ -93,6 +93,10 @@ class Model(nnx.Module):
             tapped[i] = x if i in taps else None
         cache = None if cache is None or pool is None else cache.with_pool(pool)
         return x, cache, [tapped[i] for i in taps]
+
+    def embedded(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """The residual stream before the first layer; M3 does not scale it."""
+        return self.embedding.get_value()[tokens].astype(self.dtype)
 
     def logits(
         self, hidden: Float[Array, "*rows D"], adapter: Adapter = None

@@ -12,7 +12,7 @@ from configs.model import ModelConfig
 from configs.parts import MoEConfig
 from minimax_jax.layers import MLP, normal, swiglu
 from minimax_jax.lora import Adapter, LowRank, grouped_low_rank, part
-from pallas_kernels.grouped_matmul import grouped_matmul
+from pallas_kernels.grouped_matmul import grouped_matmul, permute_rows
 
 
 class Router(nnx.Module):
@@ -95,9 +95,10 @@ class MoE(nnx.Module):
     def _routed(self, x_TD, experts_TX, weights_TX, adapter: Adapter):
         T, X = experts_TX.shape
         flat = experts_TX.reshape(T * X)
-        order = jnp.argsort(flat, stable=True)  # rows sorted by expert
+        order = jnp.argsort(flat, stable=True)  # (token, choice) pairs sorted by expert
+        back = jnp.argsort(order)
         sizes = jnp.bincount(flat, length=self.router.config.num_experts)
-        y = self.experts(x_TD[order // X], sizes, adapter)
-        back = jnp.argsort(order)  # where each (token, choice) went
-        y_TXD = y[back].reshape(T, X, -1).astype(jnp.float32)
+        pairs = jnp.repeat(x_TD, X, axis=0)
+        y = self.experts(permute_rows(pairs, order, back), sizes, adapter)
+        y_TXD = permute_rows(y, back, order).reshape(T, X, -1).astype(jnp.float32)
         return jnp.einsum("TXD,TX->TD", y_TXD, weights_TX, precision="highest").astype(x_TD.dtype)

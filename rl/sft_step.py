@@ -138,7 +138,7 @@ def _loss(parameters: Parameters, pack: Pack, key: Array, program: Program):
     batch = pack.batch
     layers = range(model.config.num_layers)
     hidden, _, streams = model.hidden(batch, layout, taps=layers)
-    embedded = model.embedding.get_value()[batch.tokens].astype(model.dtype)
+    embedded = model.embedded(batch.tokens)
     inputs = [jax.lax.stop_gradient(x) for x in (embedded, *streams[:-1])]
     context = Context.of(batch, model.config, layout)
     queries = Queries.sample(key, batch, config.indexer_queries)

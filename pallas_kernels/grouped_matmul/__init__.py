@@ -6,7 +6,10 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
 from pallas_kernels.grouped_matmul import reference
+from pallas_kernels.grouped_matmul.rows import permute_rows
 from pallas_kernels.scaled_matmul import Weight
+
+__all__ = ["grouped_matmul", "permute_rows"]
 
 TABLE = (Implementation("reference", reference.grouped_matmul),)
 

@@ -6,11 +6,14 @@ Every group is padded up to whole tiles, so the work is at most (M + E x tile) r
 that neither padding nor copied weights dominate.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.grouped_matmul.rows import move_rows
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
 from pallas_kernels.scaled_matmul.reference import expand
@@ -26,29 +29,51 @@ def grouped_matmul(
     out_dtype: DTypeLike,
 ) -> Float[Array, "M F"]:
     """See the package."""
-    M, E = x.shape[0], group_sizes.shape[0]
-    tile = _tile_rows(M, E)
-    num_tiles = M // tile + min(E, M)  # full tiles, and at most one partial tile a non-empty group
-    tiles_per_group = -(-group_sizes // tile)
-    tile_end = jnp.cumsum(tiles_per_group)
-    row_end = jnp.cumsum(group_sizes)
-    expert = jnp.searchsorted(tile_end, jnp.arange(num_tiles), side="right")
-    expert = jnp.minimum(expert, E - 1)  # tiles past the last group hold no rows
-    row_start = (row_end - group_sizes)[expert]
-    tile_start = (tile_end - tiles_per_group)[expert]
-    first = row_start + (jnp.arange(num_tiles) - tile_start) * tile
-    rows = jnp.minimum(first[:, None] + jnp.arange(tile), M - 1)  # [tiles, tile]
+    M = x.shape[0]
+    tiles = _tiles(M, group_sizes)
+    num_tiles, tile = tiles.rows.shape
+    rows, inside = tiles.rows.reshape(num_tiles * tile), tiles.inside.reshape(num_tiles * tile)
     products = jnp.einsum(
         "tmD,tFD->tmF",
-        x[rows],
-        expand(jax.tree.map(lambda leaf: leaf[expert], weights), x.dtype),
+        move_rows(x, rows, tiles.place, tiles.grouped).reshape(num_tiles, tile, -1),
+        expand(jax.tree.map(lambda leaf: leaf[tiles.expert], weights), x.dtype),
         preferred_element_type=jnp.float32,
         precision="highest",
     )
+    flat = products.reshape(num_tiles * tile, -1)
+    return move_rows(flat, tiles.place, rows, inside).astype(out_dtype)
+
+
+class _Tiles(NamedTuple):
+    """Where M sorted rows lie in tiles of one expert each."""
+
+    expert: Int[Array, "tiles"]
+    rows: Int[Array, "tiles tile"]  # the row at each place, some row at a place that is empty
+    inside: Bool[Array, "tiles tile"]  # whether the place holds a row
+    place: Int[Array, "M"]  # of each row, in the flattened tiles
+    grouped: Bool[Array, "M"]  # whether the row falls in a group
+
+
+def _tiles(M: int, group_sizes: Int[Array, "E"]) -> _Tiles:
+    E = group_sizes.shape[0]
+    tile = _tile_rows(M, E)
+    num_tiles = M // tile + min(E, M)  # full tiles, and at most one partial tile a non-empty group
+    tiles_per_group = -(-group_sizes // tile)
+    tile_end, row_end = jnp.cumsum(tiles_per_group), jnp.cumsum(group_sizes)
+    tile_start, row_start = tile_end - tiles_per_group, row_end - group_sizes
+    expert = jnp.searchsorted(tile_end, jnp.arange(num_tiles), side="right")
+    expert = jnp.minimum(expert, E - 1)  # tiles past the last group hold no rows
+    first = row_start[expert] + (jnp.arange(num_tiles) - tile_start[expert]) * tile
+    rows = first[:, None] + jnp.arange(tile)
     group = jnp.minimum(jnp.searchsorted(row_end, jnp.arange(M), side="right"), E - 1)
-    place = (tile_end - tiles_per_group)[group] * tile
-    place += jnp.arange(M) - (row_end - group_sizes)[group]
-    return products.reshape(num_tiles * tile, -1)[place].astype(out_dtype)
+    place = tile_start[group] * tile + jnp.arange(M) - row_start[group]
+    return _Tiles(
+        expert=expert,
+        rows=jnp.minimum(rows, M - 1),
+        inside=rows < row_end[expert][:, None],
+        place=jnp.minimum(place, num_tiles * tile - 1),
+        grouped=jnp.arange(M) < row_end[-1],
+    )
 
 
 def _tile_rows(num_rows: int, num_groups: int) -> int:

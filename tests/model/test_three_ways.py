@@ -192,3 +192,16 @@ def test_sparsity_is_real_beyond_the_chosen_blocks():
     full = packed_logits(model, ids, pool_layout(wide, formats))
     np.testing.assert_allclose(narrow[:32], full[:32], atol=1e-4)
     assert np.abs(narrow[40:] - full[40:]).max() > 0.05
+
+
+def test_tiles_of_several_blocks_are_the_same_pack():
+    model, ids = random_model(small()), tokens(96)
+    layout = pool_layout(model.config, CacheFormats(kv="nvfp4", index="nvfp4"))
+    batch, _ = pack(np.array(ids), np.zeros(96, int), layout.block_size)
+    wide = Batch(
+        tokens=batch.tokens.reshape(2, 48),
+        positions=batch.positions.reshape(2, 48),
+        block_table=batch.block_table[:2],
+    )
+    narrow, joined = (score(model, None, one, layout).reshape(96, -1) for one in (batch, wide))
+    np.testing.assert_allclose(narrow, joined, atol=1e-4)

@@ -77,7 +77,7 @@ def selection(pair: Pair, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     attention = pair.model.layers[index].attention
     name = f"model.layers.{index}.self_attn"
     x, context = pair.tiles(f"{name}.indexer"), pair.context
-    keys = attention._through_cache(attention._rows(x, None), context)
+    keys = attention.packed_keys(x, context)
     ours = pair.rows(attention.indexer(x, keys.index_k, context))
     theirs = pair.recording.outputs[f"{name}.indexer"][0].swapaxes(0, 1)
     c, indexer = pair.model.config.indexer, attention.indexer
