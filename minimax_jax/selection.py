@@ -37,8 +37,8 @@ def _chosen(model: Model, batch: Batch, layout: PoolLayout) -> dict[int, jax.Arr
     before = [model.embedded(batch.tokens), *after[:-1]]
     chosen = {}
     for i, (layer, x) in enumerate(zip(model.layers, before, strict=True)):
-        if layer.attention.indexer is not None:
-            normed = layer.input_norm(x)
-            keys = layer.attention.packed_keys(normed, context)
-            chosen[i] = layer.attention.indexer(normed, keys.index_k, context)
+        normed = layer.input_norm(x)
+        indexer, keys = layer.attention.indexer, layer.attention.packed_keys(normed, context)
+        if indexer is not None and keys.index_k is not None:
+            chosen[i] = indexer(normed, keys.index_k, context)
     return chosen
