@@ -87,7 +87,8 @@ def test_convert_writes_what_inspect_reads(capsys, folder, tmp_path):
         (["generate", "--model", "FOLDER", "--prompt", "x", "--kv", "int3"], "invalid choice"),
         (["generate", "--model", "FOLDER", "--prompt", "x", "--no-such"], "unrecognized arguments"),
         (["inspect", "nosuch"], "'nosuch' is neither"),
-        XX(["convert", "FOLDER", "elsewhere", "--format", "bf16", "--layers", "7"], "7"),
+        (["convert", "FOLDER", "FOLDER", "--format", "bf16"], "not an empty folder"),
+        (["convert", "FOLDER", "elsewhere", "--format", "bf16", "--layers", "7"], "7"),
     ],
 )
 def test_a_mistake_is_one_sentence(capsys, folder, arguments, sentence):

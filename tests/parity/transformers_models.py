@@ -10,9 +10,10 @@ import random
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
-from transformers.models.minimax_m3_vl import MiniMaxM3VLForCausalLM
-from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLTextConfig
+import pytest
+
+torch = pytest.importorskip("torch")
+m3 = pytest.importorskip("transformers.models.minimax_m3_vl")
 
 # hidden, heads, head_dim, rotary, block, top-k, prompt: each prompt is ten times what is chosen
 SIZES = {
@@ -33,10 +34,10 @@ def fresh_seed() -> int:
     return seed
 
 
-def text_config(size: str, pattern: str) -> MiniMaxM3VLTextConfig:
+def text_config(size: str, pattern: str) -> "m3.MiniMaxM3VLTextConfig":
     """A small config in the released files' keys."""
     s, p = SIZES[size], PATTERNS[pattern]
-    config = MiniMaxM3VLTextConfig(
+    config = m3.MiniMaxM3VLTextConfig(
         vocab_size=512,
         hidden_size=s["hidden"],
         intermediate_size=32,
@@ -72,10 +73,10 @@ def text_config(size: str, pattern: str) -> MiniMaxM3VLTextConfig:
     return config
 
 
-def random_reference(config: MiniMaxM3VLTextConfig, seed: int) -> MiniMaxM3VLForCausalLM:
+def random_reference(config: "m3.MiniMaxM3VLTextConfig", seed: int) -> "m3.MiniMaxM3VLForCausalLM":
     """Norms and biases that are not zero, weights of a size that makes selection matter."""
     torch.manual_seed(seed)
-    model = MiniMaxM3VLForCausalLM(config).eval()
+    model = m3.MiniMaxM3VLForCausalLM(config).eval()
     tensors = [*model.named_parameters(), *model.named_buffers()]
     with torch.no_grad():
         for name, tensor in tensors:
@@ -94,7 +95,7 @@ class Recording:
     logits: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
-    def of(cls, model: MiniMaxM3VLForCausalLM, ids: np.ndarray) -> "Recording":
+    def of(cls, model: "m3.MiniMaxM3VLForCausalLM", ids: np.ndarray) -> "Recording":
         """Runs one prompt [T]."""
         recording = cls()
         hooks = [

@@ -75,7 +75,7 @@ def test_the_indexer_learns_from_its_own_loss_and_nothing_else_does(step):
 def chosen_and_scored(layer, x, context, queries):
     """The blocks that the model chooses at each place, and our scores there."""
     normed = layer.input_norm(x)
-    keys = layer.attention._through_cache(layer.attention._rows(normed, None), context)
+    keys = layer.attention.packed_keys(normed, context)
     chosen_BQKC = layer.attention.indexer(normed, keys.index_k, context)
     return queries.of(chosen_BQKC), index_scores(layer.attention, normed, context, queries)
 
