@@ -1,0 +1,40 @@
+"""A model on several devices: the compiler partitions by the weights' sharding, the answers stay
+the same.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import minimax_jax
+from configs.parallel import ParallelConfig
+from minimax_jax.checkpoint import save_model
+from sharding.mesh import make_mesh
+from tests.model.models import random_model, small, tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "random"
+    config = small(2)  # two shards of 64 are whole groups of MXFP8
+    config = replace(config, moe=replace(config.moe, expert_dim=64, shared_dim=64))
+    save_model(random_model(config), path, format="m3.1")
+    return path
+
+
+@pytest.mark.parametrize("parallel", [ParallelConfig(tp=2), ParallelConfig(dp=2, tp=2)], ids=str)
+def test_a_mesh_gives_the_logits_and_tokens_of_one_device(folder, parallel):
+    options = {"dtype": "float32", "kv": "f32", "index": "f32"}
+    alone = minimax_jax.load(folder, **options)
+    spread = minimax_jax.load(folder, mesh=make_mesh(parallel), **options)
+    weight = spread.model.layers[0].attention.q_proj.weight.get_value()
+    assert len(weight.codes.sharding.device_set) == parallel.num_devices
+    prompt = tokens(70)
+    scored = [np.asarray(minimax_jax.logits(one, prompt)) for one in (alone, spread)]
+    np.testing.assert_allclose(scored[1], scored[0], atol=1e-4)
+    greedy = [
+        minimax_jax.generate(one, prompt, max_tokens=8, temperature=0.0)[0].token_ids
+        for one in (alone, spread)
+    ]
+    assert greedy[0] == greedy[1]
