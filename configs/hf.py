@@ -35,6 +35,20 @@ VISION_KEYS = (
     "image_grid_pinpoints",
     "img_token_compression_config",
 )
+FIXED = {  # what other models of this family vary and this code does not
+    "tie_word_embeddings": False,
+    "attention_output_gate": False,
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+    "use_gemma_norm": True,
+    "use_qk_norm": True,
+    "qk_norm_type": "per_head",
+    "n_shared_experts": 1,
+}
+LAYER_KINDS = {
+    "layer_types": {"full_attention": 0, "minimax_m3_sparse": 1},
+    "mlp_layer_types": {"dense": 0, "sparse": 1},
+}
 PADDED_VOCABULARIES = {200064: 200061}  # the released tokenizer ends at id 200060
 
 
@@ -45,8 +59,9 @@ def read(root: Json, drafter: Json | None) -> dict[str, Any]:
     kind = root.get("model_type", "minimax_m3_vl")
     known = kind in ("minimax_m3_vl", "minimax_m3_vl_text", "minimax_m3")
     check(known, f"model_type {kind!r} is not a MiniMax-M3 model")
-    tied = bool(text.get("tie_word_embeddings", False))
-    check(not tied, "tie_word_embeddings=true is not supported: M3 has its own lm_head")
+    for key, wanted in FIXED.items():
+        value = text.get(key, wanted)
+        check(value == wanted, f"{key}={value!r} is not supported: M3 has {wanted!r}")
     num_layers = _need(text, "num_hidden_layers")
     vocab_size = _need(text, "vocab_size")
     vision = {key: root[key] for key in VISION_KEYS if key in root}
@@ -88,6 +103,7 @@ def _need(section: Json, key: str) -> Any:
 
 def _attention(text: Json) -> AttentionConfig:
     head_dim = _need(text, "head_dim")
+    check(isinstance(head_dim, int), f"head_dim={head_dim!r} is not a whole number")
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     check(kind == "default", f"rope type {kind!r} is not supported: M3 has no rope scaling")
@@ -102,8 +118,6 @@ def _attention(text: Json) -> AttentionConfig:
         raise ValueError("config.json has neither rotary_dim nor partial_rotary_factor")
     agree = written in (None, rotary_dim) or "partial_rotary_factor" in rope
     check(agree, f"rotary_dim={written} but head_dim x partial_rotary_factor is {rotary_dim}")
-    gate = bool(text.get("attention_output_gate", False))
-    check(not gate, "attention_output_gate=true is not supported: M3 has no output gate")
     return AttentionConfig(
         num_heads=_need(text, "num_attention_heads"),
         num_kv_heads=_need(text, "num_key_value_heads"),
@@ -143,17 +157,24 @@ def _sparse(text: Json) -> list[int] | None:
     if "sparse_attention_freq" in sparse:
         return sparse["sparse_attention_freq"]
     if "layer_types" in text:
-        return [int(kind == "minimax_m3_sparse") for kind in text["layer_types"]]
+        return _kinds(text, "layer_types")
     return None
 
 
 def _routed(text: Json, num_layers: int) -> list[int] | None:
-    if "moe_layer_freq" in text:
+    if text.get("moe_layer_freq") is not None:
         freq = text["moe_layer_freq"]
         return [freq] * num_layers if isinstance(freq, int) else freq
     if "mlp_layer_types" in text:
-        return [int(kind == "sparse") for kind in text["mlp_layer_types"]]
+        return _kinds(text, "mlp_layer_types")
     return None
+
+
+def _kinds(text: Json, key: str) -> list[int]:
+    known = LAYER_KINDS[key]
+    for kind in text[key]:
+        check(kind in known, f"{key} has {kind!r}, which is not one of {', '.join(known)}")
+    return [known[kind] for kind in text[key]]
 
 
 def _layers(entries: list[int] | None, key: str, num_layers: int) -> tuple[bool, ...]:

@@ -8,9 +8,11 @@ caches.
 from collections.abc import Mapping
 from typing import Any
 
-from configs.parts import CacheFormat, QuantizationConfig, WeightFormat
+from configs.parts import CacheFormat, QuantizationConfig, WeightFormat, check
 
-_KV_FORMATS: dict[str, CacheFormat] = {"FP8": "fp8", "NVFP4": "nvfp4"}
+_EXPERTS: dict[str, WeightFormat] = {"NVFP4": "nvfp4", "MXFP8": "mxfp8", "BF16": "bf16"}
+_KV: dict[str, CacheFormat] = {"F32": "f32", "BF16": "bf16", "FP8": "fp8", "NVFP4": "nvfp4"}
+STORAGE = "kv_cache_storage"  # our own key: how pages are stored, not what is computed with
 
 
 def read(section: Mapping[str, Any] | None) -> QuantizationConfig:
@@ -23,14 +25,12 @@ def read(section: Mapping[str, Any] | None) -> QuantizationConfig:
     algorithm = str(section.get("quant_algo", "")).lower()
     mixed = "mixed_precision" in (method, algorithm)
     projections: WeightFormat = "mxfp8" if mixed or method == "mxfp8" else "bf16"
-    has_nvfp4 = "nvfp4" in f"{section.get('moe_quant_algo', '')} {method} {algorithm}".lower()
+    experts = "nvfp4" if mixed or "nvfp4" in f"{method} {algorithm}" else projections
     index = section.get("index_k_quant_type")
-    # "FP8" beside NVFP4 index keys is what M3.1 computes in; its pages are NVFP4 (spec/model 7.20)
-    kv = "nvfp4" if index == "nvfp4" else _KV_FORMATS.get(section.get("kv_cache_quant_algo", ""))
     return QuantizationConfig(
         projections=projections,
-        experts="nvfp4" if mixed or has_nvfp4 else projections,
-        kv_cache=kv,
+        experts=_known(section, "moe_quant_algo", _EXPERTS, experts),
+        kv_cache=section.get(STORAGE) or _kv_cache(section, index),
         index_cache=index,
     )
 
@@ -42,11 +42,29 @@ def write(quantization: QuantizationConfig) -> dict[str, Any] | None:
     section: dict[str, Any] = {"activation_scheme": "dynamic", "weight_block_size": [1, 32]}
     if quantization.projections == "mxfp8":
         section |= {"quant_method": "mxfp8"}
+    if quantization.experts != quantization.projections:
+        section |= {"moe_quant_algo": quantization.experts.upper()}
     if quantization.experts == "nvfp4":
-        nvfp4 = {"moe_quant_algo": "NVFP4", "moe_quant_format": "nvfp4-pack-quantized"}
-        section |= {"group_size": 16, **nvfp4}
+        section |= {"group_size": 16, "moe_quant_format": "nvfp4-pack-quantized"}
     if quantization.kv_cache is not None:
-        section |= {"kv_cache_quant_algo": "FP8", "attention_quant_algo": "FP8"}
+        computed = "FP8" if quantization.kv_cache == "nvfp4" else quantization.kv_cache.upper()
+        section |= {"kv_cache_quant_algo": computed, STORAGE: quantization.kv_cache}
     if quantization.index_cache is not None:
         section |= {"index_k_quant_type": quantization.index_cache}
     return section
+
+
+def _kv_cache(section: Mapping[str, Any], index: str | None) -> CacheFormat | None:
+    """What M3.1 names FP8 is what it computes in: beside NVFP4 index keys its pages are NVFP4
+    (spec/model 7.20).
+    """
+    named = _known(section, "kv_cache_quant_algo", _KV, None)
+    return "nvfp4" if index == "nvfp4" and named in ("fp8", None) else named
+
+
+def _known(section: Mapping[str, Any], key: str, table: Mapping[str, Any], default: Any) -> Any:
+    value = section.get(key)
+    if value is None:
+        return default
+    check(str(value).upper() in table, f"{key} {value!r} is not one of {', '.join(table)}")
+    return table[str(value).upper()]

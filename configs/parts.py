@@ -22,6 +22,7 @@ def check_positive(part: object, *names: str) -> None:
     """Raises unless each named field of a config part is at least 1."""
     for name in names:
         value = getattr(part, name)
+        check(isinstance(value, int | float), f"{name}={value!r} is not a number")
         check(value >= 1, f"{name}={value} is not at least 1")
 
 

@@ -35,9 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="minimax-jax", description=__doc__)
+    parser = argparse.ArgumentParser(prog="minimax-jax", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="command")
-    _add_generate(commands.add_parser("generate", help="answer prompts or chats"))
+    _add_generate(
+        commands.add_parser("generate", allow_abbrev=False, help="answer prompts or chats")
+    )
     _add_inspect(commands.add_parser("inspect", help="what a checkpoint holds, without loading it"))
     _add_convert(commands.add_parser("convert", help="write a checkpoint in another format"))
     return parser

@@ -74,7 +74,7 @@ class Attention(nnx.Module):
         adapter: Adapter = None,
     ) -> tuple[Float[Array, "B T D"], UInt8[Array, "P lines 128"] | None]:
         """The layer's output and the pool with this batch's keys in it (None stays None)."""
-        c, compute = self.config, context.layout.formats.compute
+        c, formats = self.config, context.layout.formats
         if pool is None:
             keys = self.packed_keys(x, context, adapter)
         else:
@@ -84,7 +84,7 @@ class Attention(nnx.Module):
         q = self.q_proj(x, part(adapter, "q_proj"))
         q = q.reshape(*x.shape[:2], c.num_heads, c.head_dim)
         q = norm_rope(q, self.q_norm.weight.get_value(), context.cos, context.sin, self.q_norm.eps)
-        q = q if compute == "exact" else through_cache(q, "fp8")
+        q = through_cache(q, "fp8") if formats.rounds_queries(formats.kv) else q
         table, positions = context.batch.block_table, context.batch.positions
         scale = c.head_dim**-0.5
         if self.indexer is None or keys.index_k is None:
@@ -162,10 +162,10 @@ class Indexer(nnx.Module):
         self, x: Float[Array, "B T D"], index_k: Source, context: Context, adapter: Adapter = None
     ) -> Int[Array, "B T K C"]:
         """The blocks that each query attends to."""
-        c = self.config
+        c, formats = self.config, context.layout.formats
         q = self.q_proj(x, part(adapter, "q_proj")).reshape(*x.shape[:2], c.num_heads, c.head_dim)
         q = norm_rope(q, self.q_norm.weight.get_value(), context.cos, context.sin, self.q_norm.eps)
-        q = q if context.layout.formats.compute == "exact" else through_cache(q, "fp8")
+        q = through_cache(q, "fp8") if formats.rounds_queries(formats.index) else q
         return block_select(
             q,
             index_k,

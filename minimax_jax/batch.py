@@ -18,7 +18,7 @@ class Batch:
     """B tiles of T tokens; a tile belongs to one sequence. Position -1 marks padding.
 
     `block_table` maps a sequence's logical blocks to physical ones (-1: none): pages of the pool,
-    or, without a cache, tiles of the batch itself.
+    or, without a cache, the blocks that the batch's own flattened tiles make.
     """
 
     tokens: Int[Array, "B T"]

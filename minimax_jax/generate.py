@@ -4,7 +4,7 @@ like length.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -18,13 +18,27 @@ MAX_SEQUENCES = 128  # in one wave; more prompts run in further waves
 PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
+class Options(TypedDict, total=False):
+    """The keywords of `generate` beside `stream`, for its two signatures."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: str | Sequence[str]
+    logprobs: int | None
+    template_options: Mapping[str, Any] | None
+
+
 @overload
 def generate(
     loaded: LoadedModel,
     prompts: PromptLike | Sequence[PromptLike],
     *,
     stream: Literal[False] = False,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> list[Completion]: ...
 
 
@@ -34,7 +48,7 @@ def generate(
     prompts: PromptLike | Sequence[PromptLike],
     *,
     stream: Literal[True],
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Iterator[Delta]: ...
 
 
@@ -51,7 +65,7 @@ def generate(
     stop: str | Sequence[str] = (),
     logprobs: int | None = None,
     stream: bool = False,
-    **template_options: Any,
+    template_options: Mapping[str, Any] | None = None,
 ) -> list[Completion] | Iterator[Delta]:
     """Completions in the order of the prompts, or with `stream` an iterator of `Delta`.
 
@@ -71,7 +85,9 @@ def generate(
         stop_ids=() if loaded.tokenizer is None else loaded.tokenizer.stop_ids,
         logprobs=logprobs,
     )
-    read = [read_prompt(loaded, one, template_options) for one in _as_list(prompts)]
+    read = [read_prompt(loaded, one, template_options or {}) for one in _as_list(prompts)]
+    if template_options and all(one.chat_text is None for one in read):
+        raise ValueError("template_options are given, but no prompt is a chat")
     _check(loaded, read, options)
     deltas = _waves(loaded, read, sampling, options)
     if stream:

@@ -4,7 +4,7 @@ a folder or a hub name.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from minimax_jax import checkpoint
 from minimax_jax.batch import pack
 from minimax_jax.cache import pool_layout
 from minimax_jax.chat import ChatTemplate, Tokenizer
-from minimax_jax.chat.template import TEMPLATE_FILE
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
 from minimax_jax.steps import bucket, score
@@ -55,8 +54,8 @@ class LoadedModel:
 
     @property
     def layout(self) -> PoolLayout:
-        """The layout of a cache for this model."""
-        return pool_layout(self.config, self.formats)
+        """The layout of a cache for this model; the drafter is not loaded, so it has no pages."""
+        return pool_layout(replace(self.config, drafter=None), self.formats)
 
 
 def load(
@@ -100,7 +99,7 @@ def load(
         formats=formats,
         folder=folder,
         tokenizer=tokenizer,
-        template=ChatTemplate.load(folder) if has_template(folder) else None,
+        template=ChatTemplate.load(folder) if ChatTemplate.is_in(folder) else None,
         mesh=mesh,
         report=report,
     )
@@ -112,11 +111,14 @@ def find(name_or_path: str | Path, revision: str | None = None) -> Path:
     """
     path = Path(name_or_path)
     bundled = ASSETS / str(name_or_path)
-    if len(path.parts) == 1 and (bundled / "config.json").is_file():
+    name = str(name_or_path)
+    is_bundled = len(path.parts) == 1 and (bundled / "config.json").is_file()
+    if revision is not None and (is_bundled or path.is_dir()):
+        raise ValueError(f"{name!r} is not a hub name, so it has no revision {revision!r}")
+    if is_bundled:
         return bundled
     if path.is_dir():
         return path
-    name = str(name_or_path)
     is_hub_name = name.count("/") == 1 and not name.startswith((".", "/", "~"))
     if not is_hub_name:
         known = ", ".join(sorted(p.parent.name for p in ASSETS.glob("*/config.json")))
@@ -142,6 +144,8 @@ def logits(
     tokens = np.asarray(tokens)
     if tokens.ndim != 1 or not len(tokens):
         raise ValueError(f"tokens of shape {tokens.shape} are not a pack [T] of at least one token")
+    if not np.issubdtype(tokens.dtype, np.integer):
+        raise ValueError(f"tokens of dtype {tokens.dtype} are not token ids")
     check_tokens(tokens, loaded.config)
     segments = np.zeros(len(tokens), int) if segment_ids is None else np.asarray(segment_ids)
     size = loaded.layout.block_size
@@ -157,12 +161,11 @@ def save(loaded: LoadedModel, folder: str | Path, format: str | None = None) -> 
     """Writes a complete checkpoint folder: weights ("m3.1", "mxfp8" or "bf16"; by default as they
     are in memory), config, tokenizer, template and whatever else the source folder held.
     """
+    if loaded.adapter is not None:
+        raise ValueError(
+            "the model has an adapter, which a checkpoint does not hold: set it to None"
+        )
     checkpoint.save_model(loaded.model, folder, format=format, source=loaded.folder)
-
-
-def has_template(folder: Path) -> bool:
-    """Whether a checkpoint folder brings a chat template."""
-    return (folder / TEMPLATE_FILE).is_file()
 
 
 def check_tokens(tokens: np.ndarray, config: ModelConfig) -> None:

@@ -3,14 +3,14 @@
 A *file name* loses its prefix (`language_model.model.`, `model.language_model.` or `model.`) and is
 then a *name*, such as `layers.3.self_attn.q_proj.weight`. A *path* names a parameter of the model,
 such as `layers.3.attention.q_proj.weight`. A `Place` says where a file has a leaf's values; its
-`layout` is a reversible transform, named here and applied in `checkpoint_files`:
+`layout` is a reversible transform, named here and applied in `checkpoint_read`:
 
     whole          the tensor is the leaf
     per expert     tensor e is leaf[e]                                     (the released files)
     gate half      rows [0, F) of gate and up stacked, or even rows if interleaved
     up half        rows [F, 2F), or odd rows                     (transformers' text-only files)
 
-In an `expert stack` tensor [E, ...] the same two halves are taken of every expert.
+In a tensor that stacks experts [E, ...] the same two halves are taken of every expert.
 """
 
 import re

@@ -105,8 +105,8 @@ def probabilities(logits: Float[Array, "B V"], state: SamplingState) -> Float[Ar
     0 the row is that of temperature 1.
     """
     temperature = jnp.where(state.temperature == 0, 1.0, state.temperature)[:, None]
-    scaled = logits.astype(jnp.float32) / temperature
-    scaled -= jnp.max(scaled, axis=-1, keepdims=True)
+    logits = logits.astype(jnp.float32)
+    scaled = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature
     scaled = jnp.where(jnp.exp(scaled) < state.min_p[:, None], -jnp.inf, scaled)
     ranked = jnp.any((state.top_k > 0) | (state.top_p < 1))
     kept = lax.cond(ranked, _within_rank, lambda scaled, state: scaled > -jnp.inf, scaled, state)
@@ -121,5 +121,6 @@ def _within_rank(scaled: Float[Array, "B V"], state: SamplingState) -> Bool[Arra
     mass = jax.nn.softmax(jnp.where(within, ordered, -jnp.inf), axis=-1)
     before = jnp.cumsum(mass, axis=-1) - mass
     within &= (before < state.top_p[:, None]) | (state.top_p[:, None] == 1)
+    within |= jnp.arange(V) == 0  # the best stays, however small top_p is in float32
     within &= ordered > -jnp.inf
     return jnp.zeros_like(within).at[jnp.arange(len(ids))[:, None], ids].set(within)

@@ -36,6 +36,12 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template does not compile: {error}") from error
 
+    @staticmethod
+    def is_in(folder: str | Path) -> bool:
+        """Whether `load` would find a template in a folder."""
+        config = _read_json(Path(folder) / "tokenizer_config.json")
+        return (Path(folder) / TEMPLATE_FILE).is_file() or "chat_template" in config
+
     @classmethod
     def load(cls, folder: str | Path) -> "ChatTemplate":
         """Reads `chat_template.jinja`, or the field `chat_template` of tokenizer_config.json."""

@@ -43,6 +43,10 @@ class CacheFormats:
         if self.compute not in ("exact", "e4m3"):
             raise ValueError(f"cache compute {self.compute!r} is neither 'exact' nor 'e4m3'")
 
+    def rounds_queries(self, fmt: str) -> bool:
+        """Whether queries against keys of this format are rounded to e4m3 as well."""
+        return self.compute == "e4m3" and fmt == "nvfp4"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Component:

@@ -14,13 +14,12 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.layouts.pages import Source, read
 from pallas_kernels.sparse_attention.reference import masked_softmax_attention
 
-# context blocks a chosen block up to which the mask is cheaper (CPU, 2 cores, tiny's shapes)
 # Context blocks a chosen block up to which the mask is cheaper; and never more than queries a tile,
 # since the mask reads a block once for all of them. CPU of 2 cores, tiny's heads, T = 16, 1024
 # tiles, forward and backward: even at 40 blocks for 4 chosen (2.1 s and 2.2 s of CPU time); at 16
 # blocks the mask needs 0.6 times as much, at 64 1.5 times.
 _MAX_WASTE = 10
-_MAX_SCORES = 1 << 25  # float32 scores held at once
+_MAX_SCORES = 1 << 25  # float32 scores held at once (one query's are the least)
 
 
 def refuse(q, k, v, block_ids, block_table, positions, *, scale) -> str | None:
@@ -66,16 +65,23 @@ def dense_attention(
 
 
 def _attend(q, k: Source, v: Source, chosen_BTkP: Bool[Array, "B T k P"], table, positions, scale):
-    B, T, N, _ = q.shape
-    group = max(1, _MAX_SCORES // (T * N * table.shape[1] * k.block_size))
+    B, T, N, H = q.shape
+    queries = max(1, _MAX_SCORES // (N * table.shape[1] * k.block_size))  # at once
+    rows = next(rows for rows in range(min(T, queries), 0, -1) if T % rows == 0)  # of a part
 
     @jax.checkpoint
     def attend(tile):
         return _attend_tile(*tile, k=k, v=v, scale=scale)
 
-    tiles = (q, chosen_BTkP, table, positions)
-    out, lse = lax.map(attend, tiles, batch_size=min(group, B))
-    return out.astype(q.dtype), lse
+    parts = (
+        q.reshape(-1, rows, N, H),
+        chosen_BTkP.reshape(-1, rows, *chosen_BTkP.shape[2:]),
+        jnp.repeat(table, T // rows, axis=0),
+        positions.reshape(-1, rows),
+    )
+    group = min(max(1, queries // rows), B * T // rows)
+    out, lse = lax.map(attend, parts, batch_size=group)
+    return out.reshape(q.shape).astype(q.dtype), lse.reshape(B, T, N)
 
 
 def _attend_tile(q_TNH, chosen_TkP, table_P, positions_T, k: Source, v: Source, scale: float):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from configs.model import ModelConfig
+from configs.parts import QuantizationConfig
 from configs.presets import PRESETS, m3, m3_1_flash, tiny, tiny_random
 
 RELEASED_TEXT = {
@@ -157,6 +158,19 @@ def test_a_preset_survives_writing_and_reading(name):
     assert ModelConfig.from_hf(config.to_hf()) == config
 
 
+@pytest.mark.parametrize("kv", [None, "bf16", "fp8", "nvfp4"])
+@pytest.mark.parametrize("index", [None, "bf16", "fp8", "nvfp4"])
+@pytest.mark.parametrize("weights", [("bf16", "bf16"), ("mxfp8", "nvfp4"), ("mxfp8", "bf16")])
+def test_every_mixture_of_formats_survives_writing_and_reading(kv, index, weights):
+    if (kv, index) == (None, "nvfp4"):
+        return  # a file that names the index alone means M3.1's pages: nvfp4 for both
+    formats = QuantizationConfig(
+        projections=weights[0], experts=weights[1], kv_cache=kv, index_cache=index
+    )
+    config = replace(tiny(), quantization=formats)
+    assert ModelConfig.from_hf(config.to_hf()) == config
+
+
 def test_the_vision_part_is_kept_and_written_back():
     config = ModelConfig.from_hf(RELEASED)
     assert config.to_hf()["vision_config"] == RELEASED["vision_config"]
@@ -176,6 +190,12 @@ def test_padding_rows_of_the_released_vocabulary_are_no_tokens():
         ({"moe_layer_freq": [1] * 59}, "moe_layer_freq has 59 entries for 60 layers"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings"),
         ({"attention_output_gate": True}, "attention_output_gate"),
+        ({"scoring_func": "softmax"}, "scoring_func='softmax'"),
+        ({"use_gemma_norm": False}, "use_gemma_norm=False"),
+        ({"n_shared_experts": 2}, "n_shared_experts=2"),
+        ({"hidden_size": "6144"}, "hidden_size='6144' is not a number"),
+        ({"head_dim": None}, "head_dim=None is not a whole number"),
+        ({"mlp_layer_types": ["odd"] * 60, "moe_layer_freq": None}, "mlp_layer_types has 'odd'"),
         ({"hidden_size": 0}, "hidden_size=0 is not at least 1"),
         ({"rope_scaling": {"type": "yarn"}}, "rope type 'yarn'"),
     ],

@@ -176,6 +176,7 @@ def test_padding_of_a_pack_is_ignored(without_stops):
         ([1], {"max_tokens": 0}, "max_tokens=0"),
         ([1], {"temperature": -1.0}, "temperature=-1.0"),
         ([1], {"logprobs": -1}, "logprobs=-1"),
+        ([1], {"template_options": {"thinking_mode": "disabled"}}, "no prompt is a chat"),
         ([1], {"stop": ["a", ""]}, "stop string is empty"),
         ([{"role": "friend", "content": "x"}], {}, "unknown role 'friend'"),
         ([{"content": "x"}], {}, "has no role"),
@@ -189,3 +190,16 @@ def test_an_impossible_request_is_one_sentence(loaded, prompt, options, sentence
 def test_text_needs_a_tokenizer(without_stops):
     with pytest.raises(ValueError, match=r"no tokenizer.json: give prompts as token ids"):
         generate(without_stops, "hello")
+
+
+def test_an_unknown_option_is_refused(loaded):
+    with pytest.raises(TypeError, match="max_token"):
+        generate(loaded, "12", max_token=5)
+
+
+def test_template_options_reach_the_template(loaded):
+    chat = [{"role": "user", "content": "1+1?"}]
+    options = {"thinking_mode": "disabled"}
+    (completion,) = generate(loaded, chat, max_tokens=2, template_options=options)
+    rendered = loaded.template.render(chat, **options)
+    assert completion.prompt_tokens == len(loaded.tokenizer.encode(rendered))

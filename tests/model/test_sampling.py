@@ -119,3 +119,8 @@ def test_seeds_beyond_32_bits_are_distinct():
 def test_an_impossible_setting_is_refused_with_a_sentence(params, sentence):
     with pytest.raises(ValueError, match=sentence):
         SamplingParams(**params)
+
+
+def test_the_smallest_temperature_and_top_p_still_draw_the_best():
+    assert set(draws(LAW, 20, temperature=2e-38, seed=1)) == {0}
+    assert set(draws(LAW, 20, top_p=1e-50, seed=1)) == {0}

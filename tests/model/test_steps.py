@@ -1,4 +1,4 @@
-"""The jitted steps: memory, logits of chosen rows only, and k steps a dispatch."""
+"""The jitted steps: memory, and logits of chosen rows only."""
 
 import jax.numpy as jnp
 import jaxtyping

@@ -161,7 +161,7 @@ def test_rows_of_padding_change_nothing_and_stay_finite():
     np.testing.assert_allclose(logits[2, :40], alone, atol=1e-4)
 
 
-def test_two_models_of_one_kind_of_layer_are_traced_once():
+def test_layers_of_one_kind_are_traced_once():
     model = random_model(small(4))
     layout = pool_layout(model.config, CacheFormats(kv="f32", index="f32"))
     batch, _ = pack(np.array(tokens(16)), np.zeros(16, int), 16)
