@@ -59,7 +59,7 @@ class LoadReport:
         return (
             f"{self.tensors} tensors, {self.nbytes / 1e6:,.1f} MB in {self.seconds:.1f} s; "
             f"host buffers at most {self.peak_host_bytes / 1e6:,.1f} MB, "
-            f"largest tensor {self.largest_bytes / 1e6:,.1f} MB"
+            f"largest array {self.largest_bytes / 1e6:,.1f} MB"
             + (f"; not loaded: {rest} tensors" if rest else "")
         )
 

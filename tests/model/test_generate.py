@@ -11,7 +11,10 @@ import pytest
 
 import minimax_jax
 from minimax_jax import generate
+from minimax_jax.batch import Batch
+from minimax_jax.cache import Cache
 from minimax_jax.loaded import LoadedModel
+from minimax_jax.steps import prefill
 from minimax_jax.wave import DECODE_STEPS
 from tests.model.models import random_loaded, small, tokens
 
@@ -203,3 +206,20 @@ def test_template_options_reach_the_template(loaded):
     (completion,) = generate(loaded, chat, max_tokens=2, template_options=options)
     rendered = loaded.template.render(chat, **options)
     assert completion.prompt_tokens == len(loaded.tokenizer.encode(rendered))
+
+
+@pytest.mark.parametrize("width", [16, 128, 256, 1024])
+def test_padding_of_a_prompt_changes_no_logits(without_stops, width):
+    """F184: five tokens in any bucket."""
+    loaded, ids_ = without_stops, tokens(5)
+    cache = Cache.empty(loaded.layout, 64)
+    batch = Batch(
+        tokens=jnp.zeros((1, width), jnp.int32).at[0, :5].set(jnp.array(ids_)),
+        positions=jnp.full((1, width), -1, jnp.int32).at[0, :5].set(jnp.arange(5)),
+        block_table=jnp.arange(64, dtype=jnp.int32)[None],
+    )
+    start = jnp.zeros((1, loaded.config.vocab_size))
+    _, logits = prefill(loaded.model, None, cache, batch, jnp.array([4], jnp.int32), start)
+    scored = np.asarray(minimax_jax.logits(loaded, ids_))[-1]
+    np.testing.assert_allclose(logits[0], scored, atol=2e-5)
+    assert int(jnp.argmax(logits[0])) == int(np.argmax(scored))

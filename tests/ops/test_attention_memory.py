@@ -2,12 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from pallas_kernels.layouts.pages import Pages
+from pallas_kernels.layouts.pages import Blocks, Pages
 from pallas_kernels.layouts.pool import LINE, Component
-from pallas_kernels.sparse_attention import SPARSE, sparse_attention
+from pallas_kernels.sparse_attention import SPARSE, masked, sparse_attention
 from tests.ops.oracles import temporary_share
 
 Z, C, K, G, H, P = 16, 4, 2, 2, 32, 8
@@ -68,3 +69,22 @@ def test_from_pages_the_reference_reads_only_the_chosen_blocks():
     )
     chosen_bytes = 2 * K * C * Z * H * 4
     assert program.compile().memory_analysis().temp_size_in_bytes < 6 * chosen_bytes < pool.size / 8
+
+
+def test_a_wide_tile_is_cut_so_that_scores_stay_bounded(monkeypatch):
+    """A tile's queries are walked in parts: the same result, and no [queries, context] scores."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    q = jax.random.normal(keys[0], (2, 96, 4, 16))
+    k, v = (Blocks(jax.random.normal(key, (12, 16, 2, 16))) for key in keys[1:])
+    table = jnp.arange(12).reshape(2, 6)
+    positions = jnp.broadcast_to(jnp.arange(96), (2, 96))
+
+    def run():
+        return masked.dense_attention(q, k, v, table, positions, scale=0.25)
+
+    whole = run()
+    monkeypatch.setattr(masked, "_MAX_SCORES", 4 * 96 * 10)  # ten queries at once: parts of eight
+    parts = run()
+    assert "8,4,16" in str(jax.make_jaxpr(run)()) and "96,96]" not in str(jax.make_jaxpr(run)())
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
