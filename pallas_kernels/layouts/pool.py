@@ -147,6 +147,9 @@ def encode(
         return codes, lax.bitcast_convert_type(scales, jnp.uint8)
     if fmt == "fp8":
         return lax.bitcast_convert_type(e4m3.round_to(x.astype(jnp.float32)), jnp.uint8), None
+    if fmt == "bf16":
+        # XLA on a GPU drops a float32 -> bfloat16 -> float32 pair; this rounding it keeps
+        x = lax.reduce_precision(x.astype(jnp.float32), exponent_bits=8, mantissa_bits=7)
     dtype = {"f32": jnp.float32, "bf16": jnp.bfloat16}[fmt]
     parts = lax.bitcast_convert_type(x.astype(dtype), jnp.uint8)
     return parts.reshape(*x.shape[:-1], -1), None
