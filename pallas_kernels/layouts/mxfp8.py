@@ -117,17 +117,6 @@ def refuse_nan_scales(exponents: np.ndarray, name: str = "") -> None:
         raise ValueError(f"MXFP8 scale {name}{position.tolist()} is NaN (byte 255)")
 
 
-@jax.custom_jvp
-def fake_quantize(w: Float[Array, "*axes K"]) -> Float[Array, "*axes K"]:
-    """w as `quantize` gives it back, in w's dtype; the gradient passes straight through."""
-    return quantize(w).dequantize(w.dtype)
-
-
-@fake_quantize.defjvp
-def _straight_through(primals, tangents):
-    return fake_quantize(*primals), tangents[0]
-
-
 def _power_of_two(biased: Array) -> Float[Array, "..."]:
     """2^(biased - 127) in float32, for biased in 1..254."""
     return jax.lax.bitcast_convert_type(biased.astype(jnp.uint32) << 23, jnp.float32)

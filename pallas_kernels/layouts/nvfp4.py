@@ -161,17 +161,6 @@ def refuse_nan_scales(scales: np.ndarray, outer: ArrayLike = 1.0, name: str = ""
         raise ValueError(f"NVFP4 outer scale {name}{list(at)} is {outer[at]}, not positive finite")
 
 
-@jax.custom_jvp
-def fake_quantize(w: Float[Array, "*axes N K"]) -> Float[Array, "*axes N K"]:
-    """w as `quantize` gives it back, in w's dtype; the gradient passes straight through."""
-    return quantize(w).dequantize(w.dtype)
-
-
-@fake_quantize.defjvp
-def _straight_through(primals, tangents):
-    return fake_quantize(*primals), tangents[0]
-
-
 def _divide(x: Float32[Array, "*axes"], divisor: ArrayLike) -> Float32[Array, "*axes"]:
     """x / divisor, rounded once.
 
