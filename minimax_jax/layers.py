@@ -1,9 +1,11 @@
 """The plain layers: linear with an adapter hook, Gemma norm, SwiGLU-OAI, and the dense MLP."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from configs.parts import MLPConfig
 from minimax_jax.lora import Adapter, LowRank, low_rank, part
@@ -13,7 +15,12 @@ from pallas_kernels.scaled_matmul import scaled_matmul
 
 def normal(rngs: nnx.Rngs, *shape: int) -> Float[Array, "..."]:
     """Initial values of a weight [..., out, in]: N(0, 1 / in), float32."""
-    return jax.random.normal(rngs.params(), shape) * shape[-1] ** -0.5
+    return _normal(rngs.params(), shape)
+
+
+@partial(jax.jit, static_argnames=("shape",))  # traced once a shape: 60 layers have a dozen
+def _normal(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "..."]:
+    return jax.random.normal(key, shape) * shape[-1] ** -0.5
 
 
 class Linear(nnx.Module):
