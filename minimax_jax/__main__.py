@@ -7,26 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 from rich.markup import escape
 
 from configs.parts import CACHE_FORMATS
 from minimax_jax.chat import read_messages
+from minimax_jax.compiled import keep_compiled_programs
 from minimax_jax.completion import Completion
 from minimax_jax.convert import convert
 from minimax_jax.generate import PromptLike, generate
 from minimax_jax.inspect import inspect_checkpoint, print_inspection
 from minimax_jax.loaded import find, load
 
-COMPILATION_CACHE = Path("~/.cache/minimax-jax/compiled").expanduser()
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command; a user's mistake is one sentence on standard error and exit code 2."""
     options = _parser().parse_args(arguments)
-    jax.config.update("jax_compilation_cache_dir", str(COMPILATION_CACHE))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    keep_compiled_programs()
     try:
         options.run(options)
     except (ValueError, OSError) as error:

@@ -5,7 +5,7 @@ The cache is donated; the caller keeps the one that comes back. Serving schedule
 runs them in lock-step.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -55,7 +55,7 @@ class DecodeOptions:
     """What a decode program is compiled for."""
 
     steps: int
-    stop_ids: tuple[int, ...] = field(default=())
+    stop_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
 
 

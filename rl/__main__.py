@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +15,7 @@ from configs.cli import add_flags, from_flags, read_config
 from configs.model import ModelConfig
 from configs.presets import PRESETS
 from configs.sft import SFTConfig
+from minimax_jax.compiled import keep_compiled_programs
 from minimax_jax.loaded import ASSETS, load
 from minimax_jax.sampling import SamplingParams
 from rl.evaluate import FAMILY_SETS, Score, held_out, score_model, total
@@ -24,13 +24,12 @@ from rl.sft_run import start_run
 from rl.tokenizer import train_tokenizer
 
 TEXT = ASSETS / "tiny"
-COMPILATION_CACHE = Path("~/.cache/minimax-jax/compiled").expanduser()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one subcommand; bad input is one sentence on stderr and exit code 2."""
     options = _parser().parse_args(arguments)
-    jax.config.update("jax_compilation_cache_dir", str(COMPILATION_CACHE))
+    keep_compiled_programs()
     try:
         options.run(options, Console())
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Trains the bundled byte-level BPE tokenizer: `python -m rl.tokenizer minimax_jax/assets/tiny`.
+"""Trains the bundled byte-level BPE tokenizer: `minimax-train tokenizer minimax_jax/assets/tiny`.
 
 The text is the generated problems' own. The vocabulary is 256 bytes, then merges, then the M3
 markers as added, non-special tokens. A digit is always a token of its own, so numbers are read and
@@ -7,7 +7,6 @@ written column by column; a frequent word with its space is one token. The embed
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,7 +113,3 @@ def _generation_config(tokenizer: Tokenizer) -> dict[str, object]:
 
 def _write_json(path: Path, values: dict[str, object]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
-
-
-if __name__ == "__main__":
-    train_tokenizer(sys.argv[1])

@@ -111,7 +111,7 @@ def test_generate_uses_the_adapter():
     base = replace(random_loaded(small(2, num_tokens=501)), tokenizer=None, template=None)
     dim, rows = base.config.hidden_size, base.config.vocab_size
     norm = base.model.norm
-    norm.weight.set_value(jnp.zeros(dim).at[0].set(0.0) - 1.0)  # the normed state is zero ...
+    norm.weight.set_value(-jnp.ones(dim))  # the normed state is zero ...
     greedy = minimax_jax.generate(base, [1, 2, 3], max_tokens=3, temperature=0.0)[0]
     assert greedy.token_ids == (0, 0, 0)  # ... so all logits tie, and the lower id wins
     norm.weight.set_value(jnp.zeros(dim))
