@@ -13,7 +13,6 @@ from typing import Any
 from configs import hf_quantization
 from configs.parts import (
     AttentionConfig,
-    DrafterConfig,
     IndexerConfig,
     MLPConfig,
     MoEConfig,
@@ -52,7 +51,7 @@ LAYER_KINDS = {
 PADDED_VOCABULARIES = {200064: 200061}  # the released tokenizer ends at id 200060
 
 
-def read(root: Json, drafter: Json | None) -> dict[str, Any]:
+def read(root: Json) -> dict[str, Any]:
     """The fields of `ModelConfig` (see `ModelConfig.from_hf`)."""
     text = root.get("text_config", root)
     check(isinstance(text, Mapping), "text_config of config.json is not an object")
@@ -73,14 +72,9 @@ def read(root: Json, drafter: Json | None) -> dict[str, Any]:
         moe_layers=_layers(_routed(text, num_layers), "moe_layer_freq", num_layers),
         max_context=_need(text, "max_position_embeddings"),
         norm_eps=text.get("rms_norm_eps", 1e-6),
-        attention=_attention(text),
+        attention=attention(text),
         indexer=_indexer(text),
-        mlp=MLPConfig(
-            dense_dim=_need(text, "dense_intermediate_size"),
-            alpha=text.get("swiglu_alpha", 1.702),
-            limit=text.get("swiglu_limit", 7.0),
-            beta=text.get("swiglu_beta", 1.0),
-        ),
+        mlp=mlp(text, _need(text, "dense_intermediate_size")),
         moe=MoEConfig(
             num_experts=_need(text, "num_local_experts"),
             experts_per_token=_need(text, "num_experts_per_tok"),
@@ -88,7 +82,6 @@ def read(root: Json, drafter: Json | None) -> dict[str, Any]:
             shared_dim=_need(text, "shared_intermediate_size"),
             routed_scale=text.get("routed_scaling_factor", 1.0),
         ),
-        drafter=None if drafter is None else _drafter(drafter),
         quantization=hf_quantization.read(
             root.get("quantization_config") or text.get("quantization_config")
         ),
@@ -96,12 +89,8 @@ def read(root: Json, drafter: Json | None) -> dict[str, Any]:
     )
 
 
-def _need(section: Json, key: str) -> Any:
-    check(key in section, f"config.json has no {key}")
-    return section[key]
-
-
-def _attention(text: Json) -> AttentionConfig:
+def attention(text: Json) -> AttentionConfig:
+    """Heads and rotary embedding of a `text_config`, the drafter's too."""
     head_dim = _need(text, "head_dim")
     check(isinstance(head_dim, int), f"head_dim={head_dim!r} is not a whole number")
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
@@ -124,6 +113,16 @@ def _attention(text: Json) -> AttentionConfig:
         head_dim=head_dim,
         rotary_dim=rotary_dim,
         rope_theta=float(rope.get("rope_theta", text.get("rope_theta", 5e6))),
+    )
+
+
+def mlp(text: Json, dense_dim: int) -> MLPConfig:
+    """The dense MLP of a `text_config`, the drafter's too."""
+    return MLPConfig(
+        dense_dim=dense_dim,
+        alpha=text.get("swiglu_alpha", 1.702),
+        limit=text.get("swiglu_limit", 7.0),
+        beta=text.get("swiglu_beta", 1.0),
     )
 
 
@@ -184,14 +183,6 @@ def _layers(entries: list[int] | None, key: str, num_layers: int) -> tuple[bool,
     return tuple(bool(entry) for entry in entries)
 
 
-def _drafter(root: Json) -> DrafterConfig:
-    text = root.get("text_config", root)
-    return DrafterConfig(
-        num_layers=_need(text, "num_hidden_layers"),
-        dense_dim=text.get("dspark_ffn_hidden_size", text.get("dense_intermediate_size")),
-        markov_rank=_need(text, "dspark_markov_rank"),
-        draft_block=_need(text, "dspark_block_size"),
-        noise_token=_need(text, "dspark_noise_token_id"),
-        window=_need(text, "sliding_window"),
-        target_layers=tuple(_need(text, "dspark_target_layer_ids")),
-    )
+def _need(section: Json, key: str) -> Any:
+    check(key in section, f"config.json has no {key}")
+    return section[key]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from configs import hf, hf_quantization
+from configs import hf, hf_drafter, hf_quantization
 from configs.parts import (
     AttentionConfig,
     DrafterConfig,
@@ -52,8 +52,7 @@ class ModelConfig:
         pairs = index_heads == kv_heads or not any(self.sparse_layers)
         check(pairs, f"{index_heads} index heads do not pair with {kv_heads} key/value heads")
         if self.drafter is not None:
-            last = max(self.drafter.target_layers)
-            check(last < layers, f"the drafter taps layer {last} of a model of {layers} layers")
+            self._check_drafter(self.drafter)
 
     @classmethod
     def from_hf(cls, root: Mapping[str, Any], drafter: Mapping[str, Any] | None = None) -> Self:
@@ -62,7 +61,10 @@ class ModelConfig:
 
         Raises ValueError with one sentence for a key that is missing or a value that cannot be.
         """
-        return cls(**hf.read(root, drafter))
+        fields = hf.read(root)
+        if drafter is not None:
+            fields["drafter"] = hf_drafter.read(drafter, root, fields)
+        return cls(**fields)
 
     def to_hf(self) -> dict[str, Any]:
         """The `config.json` that `from_hf` reads back to the same config, in the released files'
@@ -114,6 +116,17 @@ class ModelConfig:
         quantization = hf_quantization.write(self.quantization)
         return root | ({"quantization_config": quantization} if quantization else {})
 
+    def drafter_to_hf(self) -> dict[str, Any]:
+        """The `dspark/config.json` that `from_hf` reads back to the same drafter."""
+        if self.drafter is None:
+            raise ValueError("the model has no drafter")
+        return hf_drafter.write(
+            self.drafter,
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            num_target_layers=self.num_layers,
+        )
+
     @property
     def num_layers(self) -> int:
         """L."""
@@ -123,6 +136,18 @@ class ModelConfig:
     def num_moe_layers(self) -> int:
         """How many layers route to experts."""
         return sum(self.moe_layers)
+
+    def _check_drafter(self, drafter: DrafterConfig) -> None:
+        last, layers = max(drafter.target_layers), self.num_layers
+        check(last < layers, f"the drafter taps layer {last} of a model of {layers} layers")
+        noise, rows = drafter.noise_token, self.vocab_size
+        check(noise < rows, f"the drafter's noise token {noise} is not in 0..{rows - 1}")
+        ours, theirs = ((a.num_kv_heads, a.head_dim) for a in (drafter.attention, self.attention))
+        check(
+            ours == theirs,
+            f"the drafter's {ours[0]} key/value heads of {ours[1]} do not share pages with the "
+            f"target's {theirs[0]} of {theirs[1]}",
+        )
 
     def _indexer_to_hf(self) -> dict[str, Any]:
         indexer, sparse = self.indexer, [int(x) for x in self.sparse_layers]

@@ -103,20 +103,28 @@ class MoEConfig:
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
     """DSpark: a small sliding-window transformer over the target's hidden states of
-    `target_layers`.
+    `target_layers`, a Markov head of rank `markov_rank` and a confidence head.
     """
 
     num_layers: int
-    dense_dim: int
-    markov_rank: int
+    attention: AttentionConfig  # its key/value heads are as the target's: they share pages
+    mlp: MLPConfig
+    norm_eps: float
+    markov_rank: int  # R
     draft_block: int  # tokens proposed a step
     noise_token: int
-    window: int
+    window: int  # tokens that a query sees to its left, itself included
     target_layers: tuple[int, ...]
+    confidence_head: bool = True
+    projections: WeightFormat = "bf16"  # as stored; the target's format is its own
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_layers", "dense_dim", "markov_rank", "draft_block", "window")
-        check(len(self.target_layers) > 0, "the drafter names no target layers")
+        check_positive(self, "num_layers", "markov_rank", "draft_block", "window")
+        taps = self.target_layers
+        check(len(taps) > 0, "the drafter names no target layers")
+        distinct = len(set(taps)) == len(taps) and min(taps) >= 0
+        check(distinct, f"the drafter's target layers {list(taps)} are not distinct layers from 0")
+        check(self.noise_token >= 0, f"noise_token={self.noise_token} is negative")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,17 +36,21 @@ def m3_1_flash() -> ModelConfig:
     """MiniMax-M3.1-Flash: sparse attention in every layer, NVFP4 experts and caches, DSpark
     (spec/model 1.3).
     """
+    base = m3()
     return replace(
-        m3(),
+        base,
         sparse_layers=(True,) * 60,
         drafter=DrafterConfig(
             num_layers=5,
-            dense_dim=12288,
+            attention=base.attention,
+            mlp=MLPConfig(dense_dim=12288),
+            norm_eps=1e-6,
             markov_rank=256,
             draft_block=7,
             noise_token=200058,
             window=4096,
             target_layers=(3, 17, 31, 45, 59),
+            projections="mxfp8",
         ),
         quantization=QuantizationConfig(
             projections="mxfp8", experts="nvfp4", kv_cache="nvfp4", index_cache="nvfp4"

@@ -8,6 +8,7 @@ import pytest
 from configs.model import ModelConfig
 from configs.parts import QuantizationConfig
 from configs.presets import PRESETS, m3, m3_1_flash, tiny, tiny_random
+from tests.configs.drafters import released_drafter
 
 RELEASED_TEXT = {
     "architectures": ["MiniMaxM3SparseForCausalLM"],
@@ -62,19 +63,6 @@ RELEASED = {
     "vision_config": {"hidden_size": 1280, "patch_size": 14},
     "text_config": RELEASED_TEXT,
 }
-DRAFTER = {
-    "architectures": ["DSparkMiniMaxDraftModel"],
-    "text_config": {
-        "num_hidden_layers": 5,
-        "dense_intermediate_size": 12288,
-        "dspark_ffn_hidden_size": 12288,
-        "dspark_markov_rank": 256,
-        "dspark_block_size": 7,
-        "dspark_noise_token_id": 200058,
-        "sliding_window": 4096,
-        "dspark_target_layer_ids": [3, 17, 31, 45, 59],
-    },
-}
 M3_1_QUANTIZATION = {
     "quant_method": "mxfp8",
     "weight_block_size": [1, 32],
@@ -103,7 +91,7 @@ def test_the_m3_1_file_with_its_drafter_gives_the_m3_1_preset():
     sparse = root["text_config"]["sparse_attention_config"]
     sparse |= {"sparse_attention_freq": [1] * 60, "sparse_disable_index_value": [1] * 60}
     root["quantization_config"] = M3_1_QUANTIZATION
-    assert replace(ModelConfig.from_hf(root, DRAFTER), vision="") == m3_1_flash()
+    assert replace(ModelConfig.from_hf(root, released_drafter()), vision="") == m3_1_flash()
 
 
 def test_the_mxfp8_file_names_mxfp8_projections_and_experts():
