@@ -5,7 +5,7 @@ was.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minimax_jax.chat import DecodeStream, Tokenizer, split_reasoning
+from minimax_jax.chat import TextStream, Tokenizer, split_reasoning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +80,10 @@ class Collector:
         self.prompt = prompt
         self.finish_reason: str | None = None
         self.entries: list[TokenLogprob] = []
-        self._stream = None if tokenizer is None else DecodeStream(tokenizer)
-        self._max_tokens, self._stop_ids, self._stop = max_tokens, stop_ids, stop
-        self._text = ""
-        self._reported = (0, 0)  # characters and tokens that deltas have carried
+        self._stream = None if tokenizer is None else TextStream(tokenizer, stop=stop)
+        self._max_tokens, self._stop_ids = max_tokens, stop_ids
+        self._pieces: list[str] = []
+        self._reported = (0, 0)  # pieces and tokens that deltas have carried
 
     def push(self, entry: TokenLogprob) -> None:
         """Adds a token; afterwards `finish_reason` may be set."""
@@ -93,28 +93,33 @@ class Collector:
             self.finish("stop")
             return
         if self._stream is not None:
-            self._append(self._stream.push(entry.token_id))
+            self._pieces.append(self._stream.push(entry.token_id))
+            if self._stream.match is not None:
+                self.finish_reason = "stop"
         if self.finish_reason is None and len(self.entries) == self._max_tokens:
             self.finish("length")
 
     def finish(self, reason: str) -> None:
-        """Ends the sequence and lets go of what the decoder held back."""
-        if self._stream is not None and self.finish_reason is None:
-            self._append(self._stream.finish())
-        self.finish_reason = self.finish_reason or reason
+        """Ends the sequence and lets go of what was held back."""
+        assert self.finish_reason is None
+        if self._stream is not None:
+            self._pieces.append(self._stream.finish())
+            if self._stream.match is not None and reason == "length":
+                reason = "stop"  # half a character was held back, and its U+FFFD completed one
+        self.finish_reason = reason
 
     def delta(self, index: int) -> Delta:
         """What has come since the last delta; text that may be the start of a stop string waits."""
-        end = len(self._text) if self.finish_reason else len(self._text) - self._held_back()
-        characters, tokens = self._reported
+        pieces, tokens = self._reported
+        text = "".join(self._pieces[pieces:])
         new = tuple(entry.token_id for entry in self.entries[tokens:])
-        self._reported = (max(end, characters), len(self.entries))
-        return Delta(index=index, text=self._text[characters:end], token_ids=new)
+        self._reported = (len(self._pieces), len(self.entries))
+        return Delta(index=index, text=text, token_ids=new)
 
     def completion(self, seconds: float, *, logprobs: bool) -> Completion:
         """The finished sequence."""
         assert self.finish_reason is not None
-        text: str | None = None if self._stream is None else self._text
+        text = None if self._stream is None else "".join(self._pieces)
         reasoning = None
         if text is not None and self.prompt.chat_text is not None:
             reasoning, content = split_reasoning(text, self.prompt.chat_text)
@@ -128,20 +133,3 @@ class Collector:
             logprobs=tuple(self.entries) if logprobs else None,
             seconds=seconds,
         )
-
-    def _append(self, piece: str) -> None:
-        longest = max(map(len, self._stop), default=0)
-        searched_from = max(0, len(self._text) - longest + 1)
-        self._text += piece
-        places = [self._text.find(stop, searched_from) for stop in self._stop]
-        found = [place for place in places if place >= 0]
-        if found:
-            self._text = self._text[: min(found)]
-            self.finish_reason = "stop"
-
-    def _held_back(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        sizes = [
-            n for stop in self._stop for n in range(1, len(stop)) if self._text.endswith(stop[:n])
-        ]
-        return max(sizes, default=0)

@@ -143,9 +143,10 @@ def _collector(loaded: LoadedModel, prompt: Prompt, options: GenerateOptions) ->
 def _collect(collector: Collector, generated: Generated, row: int) -> None:
     """Hands one sequence its tokens of a dispatch."""
     for step in range(len(generated.tokens)):
+        if collector.finish_reason is not None:
+            return
         if generated.broken[step, row]:
             collector.finish("error")
-        if collector.finish_reason is not None:
             return
         top = zip(generated.top_tokens[step, row], generated.top_logprobs[step, row], strict=True)
         entry = TokenLogprob(

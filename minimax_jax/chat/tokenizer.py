@@ -5,7 +5,6 @@ bytes, so decoding is concatenation, and an incremental decoder needs no more me
 unfinished UTF-8 character.
 """
 
-import codecs
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -65,26 +64,6 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a token by its exact name (a marker such as `<mm:think>`), or None."""
         return self._backend.token_to_id(token)
-
-
-class DecodeStream:
-    """Decodes one id at a time and holds back the bytes of an unfinished character.
-
-    The pieces of `push`, with the last one of `finish`, join to `Tokenizer.decode` of all ids. O(1)
-    a token.
-    """
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; empty while a character is unfinished."""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
-
-    def finish(self) -> str:
-        """What is left at the end: U+FFFD for a character that was never finished, else nothing."""
-        return self._decoder.decode(b"", final=True)
 
 
 def byte_symbols() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Encoding and decoding over a checkpoint's tokenizer.json, whole and one token at a time."""
+"""Encoding and decoding over a checkpoint's tokenizer.json."""
 
 import json
 import random
@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from minimax_jax.chat import DecodeStream, Tokenizer
+from minimax_jax.chat import Tokenizer
 from tests.chat.folders import TINY
 
 TEXTS = [
@@ -21,11 +21,6 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def tokenizer():
     return Tokenizer.load(TINY)
-
-
-def stream(tokenizer, ids):
-    decoder = DecodeStream(tokenizer)
-    return [*(decoder.push(token_id) for token_id in ids), decoder.finish()]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -50,27 +45,6 @@ def test_decoding_agrees_with_the_library(tokenizer):
         ids = [draw.randrange(tokenizer.num_tokens) for _ in range(20)]
         library = tokenizer._backend.decode(ids, skip_special_tokens=False)
         assert tokenizer.decode(ids) == library
-
-
-def test_split_emoji_is_withheld_until_it_is_complete(tokenizer):
-    ids = tokenizer.encode("😀")
-    assert len(ids) == 4
-    assert stream(tokenizer, ids) == ["", "", "", "😀", ""]
-
-
-def test_streamed_pieces_join_to_the_whole_text(tokenizer):
-    draw = random.Random(1)
-    for _ in range(200):
-        ids = [draw.randrange(tokenizer.num_tokens) for _ in range(20)]
-        assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
-    for text in TEXTS:
-        pieces = stream(tokenizer, tokenizer.encode(text))
-        assert "".join(pieces) == text
-        assert not any("\ufffd" in piece for piece in pieces)
-
-
-def test_character_that_never_ends_comes_out_at_the_finish(tokenizer):
-    assert stream(tokenizer, tokenizer.encode("😀")[:2]) == ["", "", "\ufffd"]
 
 
 def test_padding_ids_are_refused(tokenizer):
