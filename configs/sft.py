@@ -21,15 +21,16 @@ class SFTConfig:
 
     steps: int = _default(8000, "updates, one pack each")
     batch_tokens: int = _default(16384, "places in a pack; segments are padded to whole blocks")
-    long_fraction: float = _default(0.3, "share of packs that hold long problems")
-    long_steps: int = _default(4000, "first steps, with long problems alone: learnt slowest")
+    list_steps: int = _default(2500, "first steps, with short ledgers: looking up is learnt here")
+    long_steps: int = _default(1500, "steps after those, with longer ledgers")
+    long_fraction: float = _default(0.3, "share of packs with longer ledgers in all later steps")
     learning_rate: float = _default(2e-3, "of AdamW, between warm-up and decay")
     warmup_steps: int = _default(200, "steps of linear warm-up")
     decay_fraction: float = _default(0.2, "last share of the steps, of linear decay to 0")
     weight_decay: float = _default(0.1, "on matrices alone")
     clip_norm: float = _default(1.0, "bound of the gradient's norm")
     dtype: Literal["f32", "bf16"] = _default("f32", "of activations; parameters are float32")
-    dense_steps: int = _default(1500, "first steps, in which long packs see every block")
+    dense_steps: int = _default(3000, "first steps, in which ledger packs see every block")
     indexer_weight: float = _default(1.0, "of the loss that teaches the indexer")
     indexer_queries: int = _default(256, "places sampled from a pack for that loss")
     router_bias_rate: float = _default(1e-3, "step of the experts' biases towards an even load")
@@ -52,7 +53,7 @@ class SFTConfig:
             value = getattr(self, name)
             check(0 <= value <= 1, f"{name}={value} is not in 0..1")
         for name in (
-            *("long_steps", "warmup_steps", "dense_steps", "weight_decay"),
+            *("list_steps", "long_steps", "warmup_steps", "dense_steps", "weight_decay"),
             *("indexer_weight", "router_bias_rate", "seed", "workers"),
         ):
             value = getattr(self, name)

@@ -1,24 +1,24 @@
 """Generated arithmetic with worked thoughts, for training the small model and for measuring it.
 
 `problem_at(index, split, seed=...)` is random access in constant time, so a position in the data is
-one integer and a resumed run continues exactly. Train and held-out problems are disjoint by a hash
-of the operation and its operands, whatever the wording or the family: a sum held out is never
-trained on inside a story either.
+one integer and a resumed run continues exactly; `dialogue_at` asks on about the same ledger. Train
+and held-out problems are disjoint by a hash of the operation and its operands, whatever the wording
+or the family: a sum held out is never trained on inside a story either.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rl.ledger import LONG_FAMILIES
+from rl.ledger import LINES, MOST_QUESTIONS, ledger_dialogue
 from rl.problems import SHORT_FAMILIES, Draft, Draw
 
 TRAIN, HELD_OUT = "train", "held_out"
 SPLITS = (TRAIN, HELD_OUT)
-FAMILIES = {**SHORT_FAMILIES, **LONG_FAMILIES}
 # Rendered prompt and answer of a short problem fit 128 tokens, thought and answer 48.
 SHORT = tuple(SHORT_FAMILIES)
-LONG = tuple(LONG_FAMILIES)
+LEDGERS = tuple(LINES)
+FAMILIES = SHORT + LEDGERS
 # One problem in ten is held out.
 HELD_OUT_EVERY = 10
 
@@ -42,12 +42,17 @@ def problem_at(
     Families are drawn evenly from `families`; one named twice comes twice as often.
     """
     _check(index, split, families)
-    draw = Draw(_hash(f"{seed}/{split}/{index}"))
-    family = draw.pick(families)
-    draft = FAMILIES[family](draw)
-    while split_of(draft.key) != split:
-        draft = FAMILIES[family](draw)
-    return _problem(draft, family)
+    return _dialogue(index, split, seed, families, most_questions=1)[0]
+
+
+def dialogue_at(
+    index: int, split: str = TRAIN, *, seed: int = 0, families: Sequence[str] = SHORT
+) -> list[Problem]:
+    """Dialogue number `index` of a split: several questions about one ledger, each to be asked
+    after the answers before it; or a single short problem.
+    """
+    _check(index, split, families)
+    return _dialogue(index, split, seed, families, most_questions=None)
 
 
 def problems(
@@ -75,15 +80,34 @@ def prompt_messages(problem: Problem) -> list[dict[str, str]]:
     return [{"role": "user", "content": problem.question}]
 
 
-def messages(problem: Problem) -> list[dict[str, str]]:
-    """The chat with its answered turn, for supervised training."""
-    answer = {"role": "assistant", "reasoning": problem.thought, "content": problem.answer}
-    return [*prompt_messages(problem), answer]
+def messages(*turns: Problem) -> list[dict[str, str]]:
+    """The chat with its answered turns, for supervised training."""
+    chat = []
+    for problem in turns:
+        answer = {"role": "assistant", "reasoning": problem.thought, "content": problem.answer}
+        chat += [*prompt_messages(problem), answer]
+    return chat
 
 
 def exact_match(problem: Problem, content: str | None) -> bool:
     """Whether an answer, its surrounding whitespace aside, is the number asked for."""
     return content is not None and content.strip() == problem.answer
+
+
+def _dialogue(
+    index: int, split: str, seed: int, families: Sequence[str], most_questions: int | None
+) -> list[Problem]:
+    """`most_questions` is the family's own where it is None."""
+    draw = Draw(_hash(f"{seed}/{split}/{index}"))
+    family = draw.pick(families)
+    if family in SHORT_FAMILIES:
+        drafts = [SHORT_FAMILIES[family](draw)]
+        while split_of(drafts[0].key) != split:
+            drafts = [SHORT_FAMILIES[family](draw)]
+    else:
+        most = most_questions or MOST_QUESTIONS[family]
+        drafts = ledger_dialogue(draw, family, most, lambda key: split_of(key) == split)
+    return [_problem(draft, family) for draft in drafts]
 
 
 def _problem(draft: Draft, family: str) -> Problem:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from minimax_jax.completion import Completion
 from minimax_jax.generate import generate
 from minimax_jax.loaded import LoadedModel
-from rl.data import FAMILIES, HELD_OUT, LONG, SHORT, Problem, exact_match, problems, prompt_messages
+from rl.data import FAMILIES, HELD_OUT, SHORT, Problem, exact_match, problems, prompt_messages
 
-FAMILY_SETS = {"short": SHORT, "long": LONG, **{family: (family,) for family in FAMILIES}}
+FAMILY_SETS = {"short": SHORT, **{family: (family,) for family in FAMILIES}}
 ANSWER_TOKENS = 64  # thought and answer of every family fit 48
 Z_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution
 

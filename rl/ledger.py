@@ -1,8 +1,9 @@
-"""Long families: a question about one or two lines of a ledger, lost among many others.
+"""Ledger families: questions about one or two lines of a ledger, lost among many others.
 
-The needed numbers lie up to about 1,900 tokens, or some 115 blocks of 16, back, so a
+The needed numbers lie up to about 1,800 tokens, or some 110 blocks of 16, back, so a
 sparse-attention model answers only if its index picks the right blocks. The thought first copies
-the needed lines, then works on their numbers.
+the needed lines, then works on their numbers. A dialogue asks several questions about one ledger,
+so that a long context teaches as much as many short ones.
 """
 
 import math
@@ -12,9 +13,10 @@ from typing import NamedTuple
 from rl.problems import NAMES, THINGS, Draft, Draw, difference_key, sum_key
 from rl.worked import worked_difference, worked_sum
 
-# Lines of a ledger, drawn evenly on a logarithmic scale; a line is 4 to 8 tokens.
-LEDGER_LINES = (8, 50)
-LONG_LINES = (50, 268)
+# Lines of a family's ledgers, drawn evenly on a logarithmic scale; a line is 4 to 8 tokens.
+LINES = {"list": (4, 16), "ledger": (8, 50), "long": (50, 240)}
+# Most questions of a dialogue; never more than half the lines.
+MOST_QUESTIONS = {"list": 4, "ledger": 6, "long": 6}
 NOTE_SHARE = 0.3
 QUESTION_FIRST_SHARE = 0.2
 
@@ -34,6 +36,10 @@ class Entry(NamedTuple):
     thing: str
     count: int
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        return self.name, self.thing
+
     def line(self) -> str:
         return f"- {self.name} {self.thing}: {self.count}"
 
@@ -48,36 +54,45 @@ class Lookup(NamedTuple):
     answer: int
 
 
-def ledger_problem(draw: Draw) -> Draft:
-    """A ledger of some 60 to 350 tokens."""
-    return _ledger_draft(draw, _log_between(draw, *LEDGER_LINES))
-
-
-def long_problem(draw: Draw) -> Draft:
-    """A ledger of some 350 to 1,900 tokens."""
-    return _ledger_draft(draw, _log_between(draw, *LONG_LINES))
-
-
-LONG_FAMILIES: dict[str, Callable[[Draw], Draft]] = {
-    "ledger": ledger_problem,
-    "long": long_problem,
-}
-
-
-def _ledger_draft(draw: Draw, num_lines: int) -> Draft:
-    lookup = draw.pick((_count, _together, _two_things, _difference))(draw)
-    lines = _ledger_lines(draw, lookup.needed, num_lines)
+def ledger_dialogue(
+    draw: Draw, family: str, most_questions: int, accept: Callable[[str], bool]
+) -> list[Draft]:
+    """Up to `most_questions` about one ledger, which stands in the first; only with keys that
+    `accept` takes.
+    """
+    num_lines = _log_between(draw, *LINES[family])
+    lookups = _lookups(draw, draw.between(1, min(most_questions, num_lines // 2)), accept)
+    needed = [entry for lookup in lookups for entry in lookup.needed]
+    lines = _ledger_lines(draw, needed, num_lines)
+    question = lookups[0].question
     first = draw.fraction() < QUESTION_FIRST_SHARE
-    parts = [lookup.question, *lines] if first else [*lines, lookup.question]
-    thought = "\n".join(
-        [entry.line() for entry in lookup.needed] + [lookup.work] * bool(lookup.work)
-    )
-    return Draft(key=lookup.key, question="\n".join(parts), thought=thought, answer=lookup.answer)
+    opening = "\n".join([question, *lines] if first else [*lines, question])
+    questions = [opening, *(lookup.question for lookup in lookups[1:])]
+    return [_draft(*asked) for asked in zip(questions, lookups, strict=True)]
 
 
-def _ledger_lines(draw: Draw, needed: tuple[Entry, ...], num_lines: int) -> list[str]:
+def _lookups(draw: Draw, count: int, accept: Callable[[str], bool]) -> list[Lookup]:
+    """Accepted ones that need no entry twice."""
+    lookups: list[Lookup] = []
+    taken: set[tuple[str, str]] = set()
+    while len(lookups) < count:
+        lookup = draw.pick((_count, _together, _two_things, _difference))(draw)
+        pairs = {entry.pair for entry in lookup.needed}
+        if accept(lookup.key) and taken.isdisjoint(pairs):
+            lookups.append(lookup)
+            taken |= pairs
+    return lookups
+
+
+def _draft(question: str, lookup: Lookup) -> Draft:
+    copied = [entry.line() for entry in lookup.needed]
+    thought = "\n".join([*copied, lookup.work] if lookup.work else copied)
+    return Draft(key=lookup.key, question=question, thought=thought, answer=lookup.answer)
+
+
+def _ledger_lines(draw: Draw, needed: list[Entry], num_lines: int) -> list[str]:
     """The needed entries among others and notes, in random order."""
-    taken = {(entry.name, entry.thing) for entry in needed}
+    taken = {entry.pair for entry in needed}
     pairs = [(name, thing) for name in NAMES for thing in THINGS if (name, thing) not in taken]
     num_others = num_lines - len(needed)
     num_entries = min(len(pairs), round(num_others * (1 - NOTE_SHARE)))

@@ -15,17 +15,29 @@ from functools import cache
 import numpy as np
 
 from minimax_jax.chat import ChatTemplate, Tokenizer
-from rl.data import LONG, SHORT, Problem, messages, problem_at, prompt_messages
+from rl.data import SHORT, Problem, dialogue_at, messages, prompt_messages
 from rl.packing import Example, Pack, PackShape, pack_examples
 
-SHORT_TOKENS = 128  # a short problem, thought and answer included
-LONG_MIX = (
-    LONG[0],
-    LONG[0],
-    *LONG[1:],
-)  # the shorter ledgers twice as often: looking up is learnt there
 PROBLEMS_A_PACK = 1 << 20  # numbers reserved for each pack; more than any pack holds
 AHEAD = 2  # packs in the making for each worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of pack: the longest context, and mixes of families, of which each fills what those
+    before it leave free.
+    """
+
+    tokens: int | None  # None: the model's own limit
+    mixes: tuple[tuple[str, ...], ...]
+
+
+KINDS = {
+    "short": Kind(tokens=128, mixes=(SHORT,)),
+    "list": Kind(tokens=352, mixes=(("list",), SHORT)),
+    # ledgers twice as often as the longest, which alone would fill most packs
+    "long": Kind(tokens=None, mixes=(("list", "ledger", "ledger", "long"), SHORT)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,31 +52,38 @@ class PackRecipe:
     tiles: int
     block_size: int
     max_context: int
-    long_fraction: float
+    list_steps: int
     long_steps: int
+    long_fraction: float
 
-    def shape(self, long: bool) -> PackShape:
-        """The shape of a kind of pack; the two differ in the width of the block table."""
-        tokens = self.max_context if long else min(SHORT_TOKENS, self.max_context)
+    def shape(self, kind: str) -> PackShape:
+        """The shape of a kind of pack; kinds differ in the width of the block table."""
+        tokens = min(KINDS[kind].tokens or self.max_context, self.max_context)
         blocks = -(-tokens // self.block_size)
         return PackShape(tiles=self.tiles, tile_tokens=self.block_size, blocks=blocks)
 
-    def is_long(self, number: int) -> bool:
-        """Whether pack `number` holds long problems: the first `long_steps`, then evenly a share of
-        `long_fraction`.
+    def kind(self, number: int) -> str:
+        """The kind of pack `number`: `list_steps` lists, `long_steps` long ones, then short ones
+        with a share of `long_fraction` long ones, evenly.
         """
-        return number < self.long_steps or int((number + 1) * self.long_fraction) > int(
-            number * self.long_fraction
-        )
+        if number < self.list_steps:
+            return "list"
+        if number < self.list_steps + self.long_steps:
+            return "long"
+        before, after = int(number * self.long_fraction), int((number + 1) * self.long_fraction)
+        return "long" if after > before else "short"
 
 
 def make_pack(recipe: PackRecipe, number: int) -> Pack:
-    """Pack `number`: short problems, or long ones with short ones in what they leave free."""
+    """Pack `number` of a recipe."""
+    return pack_of_kind(recipe, recipe.kind(number), number)
+
+
+def pack_of_kind(recipe: PackRecipe, kind: str, number: int) -> Pack:
+    """Pack `number` as it would be, were it of this kind."""
     numbers = itertools.count(number * PROBLEMS_A_PACK)
-    long = recipe.is_long(number)
-    mixes = (LONG_MIX, SHORT) if long else (SHORT,)
-    streams = (_examples(recipe, numbers, families) for families in mixes)
-    return pack_examples(streams, recipe.shape(long))
+    streams = (_examples(recipe, numbers, families) for families in KINDS[kind].mixes)
+    return pack_examples(streams, recipe.shape(kind))
 
 
 def packs(recipe: PackRecipe, start: int, stop: int, workers: int) -> Iterator[Pack]:
@@ -90,17 +109,26 @@ def packs(recipe: PackRecipe, start: int, stop: int, workers: int) -> Iterator[P
         pool.shutdown(cancel_futures=True)
 
 
-def encode_example(problem: Problem, tokenizer: Tokenizer, template: ChatTemplate) -> Example:
-    """Prompt and completion encoded apart, as they are when the model is asked; the loss covers
-    thought, close marker, answer and end of turn, and the template's newline after it is no part of
-    the example.
+def encode_example(
+    turns: Sequence[Problem], tokenizer: Tokenizer, template: ChatTemplate
+) -> Example:
+    """Prompts and completions encoded apart, as they are when the model is asked; to be learned are
+    thoughts, close markers, answers and ends of turn, and the template's newline after the last is
+    no part of the example.
     """
-    prompt = template.render(prompt_messages(problem))
-    text = template.render(messages(problem), add_generation_prompt=False)
-    assert text.startswith(prompt), "the answered turn does not begin as the prompt ends"
-    prompt_ids = tokenizer.encode(prompt)
-    answer_ids = tokenizer.encode(text[len(prompt) :].removesuffix("\n"))
-    return Example(np.array([*prompt_ids, *answer_ids], np.int32), len(prompt_ids))
+    text, pieces = "", []
+    for number, problem in enumerate(turns):
+        asked = [*messages(*turns[:number]), *prompt_messages(problem)]
+        prompt = template.render(asked)
+        answered = messages(*turns[: number + 1])
+        whole = template.render(answered, add_generation_prompt=False).removesuffix("\n")
+        assert prompt.startswith(text), "a prompt does not begin as the turn before it ends"
+        assert whole.startswith(prompt), "the answered turn does not begin as the prompt ends"
+        pieces += [prompt[len(text) :], whole[len(prompt) :]]
+        text = whole
+    ids = [tokenizer.encode(piece) for piece in pieces]
+    learned = [np.full(len(piece), number % 2 == 1) for number, piece in enumerate(ids)]
+    return Example(np.array(list(itertools.chain(*ids)), np.int32), np.concatenate(learned))
 
 
 def _examples(
@@ -108,8 +136,8 @@ def _examples(
 ) -> Iterator[Example]:
     tokenizer, template = _text(recipe.folder)
     for number in numbers:
-        problem = problem_at(number, recipe.split, seed=recipe.seed, families=families)
-        yield encode_example(problem, tokenizer, template)
+        turns = dialogue_at(number, recipe.split, seed=recipe.seed, families=families)
+        yield encode_example(turns, tokenizer, template)
 
 
 @cache  # one load a process

@@ -11,17 +11,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from minimax_jax.batch import Batch
 
 
 @dataclass(frozen=True)
 class Example:
-    """A tokenised conversation; the loss is on `tokens[prompt_length:]`."""
+    """A tokenised conversation, and which of its tokens are to be learned."""
 
     tokens: Int[np.ndarray, "T"]
-    prompt_length: int
+    learned: Bool[np.ndarray, "T"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,9 @@ def _tiles_needed(example: Example, shape: PackShape) -> int:
         raise ValueError(
             f"an example of {length} tokens needs {needed} blocks, more than the {most} of a pack"
         )
-    if not 0 < example.prompt_length < length:
-        raise ValueError(f"an example of {length} tokens has a prompt of {example.prompt_length}")
+    if example.learned[0] or not example.learned.any():
+        first = "the first" if example.learned[0] else "none"
+        raise ValueError(f"of an example of {length} tokens {first} is to be learned")
     return needed
 
 
@@ -100,7 +101,7 @@ def _lay_out(examples: list[Example], shape: PackShape) -> Pack:
         tokens[rows].reshape(-1)[:length] = example.tokens
         positions[rows].reshape(-1)[:length] = np.arange(length)
         targets[rows].reshape(-1)[: length - 1] = example.tokens[1:]
-        weights[rows].reshape(-1)[example.prompt_length - 1 : length - 1] = 1.0
+        weights[rows].reshape(-1)[: length - 1] = example.learned[1:]
         table[rows, :tiles] = np.arange(first, first + tiles)
         first += tiles
     return Pack(

@@ -158,7 +158,7 @@ class Trainer:
         window: list[Metrics] = []
         recipe = self.run.recipe(TRAIN)
         for pack in packs(recipe, self.step, config.steps, config.workers):
-            is_dense = recipe.is_long(self.step) and self.step < config.dense_steps
+            is_dense = recipe.kind(self.step) != "short" and self.step < config.dense_steps
             program = self.dense if is_dense else self.sparse
             pack = jax.tree.map(jnp.asarray, pack)
             self.state, metrics = train_step(self.state, pack, program)

@@ -12,7 +12,7 @@ from configs.model import ModelConfig
 from configs.sft import SFTConfig
 from minimax_jax.chat import Tokenizer
 from rl.data import HELD_OUT
-from rl.pack_stream import PackRecipe, make_pack
+from rl.pack_stream import PackRecipe, pack_of_kind
 from rl.packing import Pack
 
 MEASURED_PACKS = 2  # of each kind, held out
@@ -34,30 +34,33 @@ class Run:
         size = self.config.batch_tokens
         if size % block:
             raise ValueError(f"batch_tokens={size} is not a multiple of block_size={block}")
-        if self.has_long and size < context:
+        if "long" in self.kinds and size < context:
             raise ValueError(f"batch_tokens={size} cannot hold a long problem of {context} tokens")
         wanted, there = Tokenizer.load(self.text).num_tokens, self.model.vocab_size
         if wanted > there:
             raise ValueError(f"the tokenizer has {wanted} tokens, more than vocab_size={there}")
 
     @property
-    def has_long(self) -> bool:
-        """Whether any pack holds long problems."""
-        return self.config.long_fraction > 0 or self.config.long_steps > 0
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of pack that the run holds."""
+        config = self.config
+        lists = ("list",) if config.list_steps else ()
+        long = ("long",) if config.long_steps or config.long_fraction else ()
+        return ("short", *lists, *long)
 
-    def recipe(self, split: str, **changes: Any) -> PackRecipe:
+    def recipe(self, split: str) -> PackRecipe:
         """The recipe of a split's packs."""
-        recipe = PackRecipe(
+        return PackRecipe(
             folder=str(self.text),
             split=split,
             seed=self.config.seed,
             tiles=self.config.batch_tokens // self.model.indexer.block_size,
             block_size=self.model.indexer.block_size,
             max_context=self.model.max_context,
-            long_fraction=self.config.long_fraction,
+            list_steps=self.config.list_steps,
             long_steps=self.config.long_steps,
+            long_fraction=self.config.long_fraction,
         )
-        return replace(recipe, **changes)
 
 
 def start_run(model: ModelConfig, config: SFTConfig, text: Path, out: Path) -> Run:
@@ -72,11 +75,10 @@ def start_run(model: ModelConfig, config: SFTConfig, text: Path, out: Path) -> R
 
 def measured_packs(run: Run) -> Iterator[tuple[str, Pack]]:
     """Held-out packs with their kind, on the device."""
-    kinds = {"short": 0.0, "long": 1.0} if run.has_long else {"short": 0.0}
-    for kind, fraction in kinds.items():
-        recipe = run.recipe(HELD_OUT, long_fraction=fraction, long_steps=0)
+    recipe = run.recipe(HELD_OUT)
+    for kind in run.kinds:
         for number in range(MEASURED_PACKS):
-            yield kind, jax.tree.map(jnp.asarray, make_pack(recipe, number))
+            yield kind, jax.tree.map(jnp.asarray, pack_of_kind(recipe, kind, number))
 
 
 def fixed_part(run: Run) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from minimax_jax.chat.template import ChatTemplate
-from rl.data import LONG, SHORT, messages, problems
+from rl.data import LEDGERS, SHORT, messages, problems
 
 VOCABULARY_ROWS = 512
 # A bound: merging ends earlier, once each word of the problems is one token.
@@ -40,8 +40,8 @@ MARKERS = (
 # One digit; ", " or ": "; a word with its space; one sign with its space; white space one by one.
 PIECES = r"\p{N}|[,:] | ?\p{L}+| ?[^\s\p{L}\p{N}]|\s"
 
-# How many problems of the short and of the long families the merges are learned from.
-TRAIN_SHORT, TRAIN_LONG = 8000, 200
+# How many problems of the short and of the ledger families the merges are learned from.
+TRAIN_SHORT, TRAIN_LEDGERS = 8000, 200
 # Words of the chat template that no problem uses, and how often they count.
 TEMPLATE_WORDS = "system\ndeveloper\ntool\n<response>\n# Tools\n<tools>\n<invoke name=\n"
 TEMPLATE_WORDS_COUNT = 100
@@ -82,7 +82,7 @@ def _trainer() -> trainers.BpeTrainer:
 
 def _texts(template: ChatTemplate) -> Iterator[str]:
     """Rendered conversations with the markers cut out, which are never merged from pieces."""
-    for families, count in ((SHORT, TRAIN_SHORT), (LONG, TRAIN_LONG)):
+    for families, count in ((SHORT, TRAIN_SHORT), (LEDGERS, TRAIN_LEDGERS)):
         for problem in problems(count=count, families=families):
             text = template.render(messages(problem), add_generation_prompt=False)
             for marker in MARKERS:

@@ -9,11 +9,12 @@ from rl import worked
 from rl.data import (
     FAMILIES,
     HELD_OUT,
-    LONG,
+    LEDGERS,
     SHORT,
     SPLITS,
     TRAIN,
     Problem,
+    dialogue_at,
     exact_match,
     messages,
     problem_at,
@@ -23,12 +24,12 @@ from rl.data import (
 )
 from tests.chat.folders import TINY
 
-SHORT_COUNT, LONG_COUNT = 1000, 60
+SHORT_COUNT, LEDGER_COUNT = 1000, 60
 PROMPT_AND_ANSWER_TOKENS, THOUGHT_AND_ANSWER_TOKENS, LONG_TOKENS = 128, 48, 1950
 
 
 def some_of(family, split=TRAIN):
-    count = SHORT_COUNT if family in SHORT else LONG_COUNT
+    count = SHORT_COUNT if family in SHORT else LEDGER_COUNT
     return problems(split, count=count, seed=3, families=(family,))
 
 
@@ -84,7 +85,7 @@ def test_answer_is_what_the_operands_give(family):
         assert eval(problem.key) == int(problem.answer), problem
 
 
-@pytest.mark.parametrize("family", LONG)
+@pytest.mark.parametrize("family", LEDGERS)
 def test_ledger_holds_each_needed_line_once(family):
     for problem in some_of(family):
         lines = problem.question.split("\n")
@@ -92,6 +93,24 @@ def test_ledger_holds_each_needed_line_once(family):
         assert needed and all(lines.count(line) == 1 for line in needed), problem
         owners = [line.split(":")[0] for line in lines if line.startswith("- ")]
         assert len(set(owners)) == len(owners), problem
+
+
+@pytest.mark.parametrize("family", LEDGERS)
+def test_a_dialogue_asks_on_about_one_ledger_and_no_line_twice(family):
+    numbers = []
+    for index in range(LEDGER_COUNT):
+        turns = dialogue_at(index, HELD_OUT, families=(family,))
+        numbers.append(len(turns))
+        ledger = [line for line in turns[0].question.split("\n") if line[0] in "-#"]
+        copied = [line for turn in turns for line in turn.thought.split("\n") if line[0] == "-"]
+        assert len(set(copied)) == len(copied) and set(copied) <= set(ledger)
+        assert all(turn.question.count("\n") == 0 for turn in turns[1:])
+        assert all(split_of(turn.key) == HELD_OUT for turn in turns)
+    assert min(numbers) == 1 and max(numbers) > 2
+
+
+def test_a_short_dialogue_is_a_single_problem():
+    assert dialogue_at(5) == [problem_at(5)]
 
 
 def test_long_question_stands_at_the_end_and_sometimes_at_the_start():
@@ -154,10 +173,10 @@ def test_split_is_stable_for_ever():
 
 
 def test_any_position_is_reached_directly():
-    whole = list(problems(count=40, seed=7, families=SHORT + LONG))
-    resumed = list(problems(count=20, start=20, seed=7, families=SHORT + LONG))
+    whole = list(problems(count=40, seed=7, families=SHORT + LEDGERS))
+    resumed = list(problems(count=20, start=20, seed=7, families=SHORT + LEDGERS))
     assert whole[20:] == resumed
-    assert problem_at(33, seed=7, families=SHORT + LONG) == whole[33]
+    assert problem_at(33, seed=7, families=SHORT + LEDGERS) == whole[33]
 
 
 def test_seed_index_and_split_each_change_the_problem():

@@ -5,7 +5,7 @@ import numpy as np
 
 from minimax_jax.chat import ChatTemplate, Tokenizer
 from minimax_jax.loaded import ASSETS
-from rl.data import TRAIN, problem_at
+from rl.data import TRAIN, dialogue_at
 from rl.pack_stream import PackRecipe, encode_example, make_pack, packs
 
 TEXT = ASSETS / "tiny"
@@ -16,8 +16,9 @@ RECIPE = PackRecipe(
     tiles=160,
     block_size=16,
     max_context=2048,
-    long_fraction=0.25,
+    list_steps=1,
     long_steps=2,
+    long_fraction=0.25,
 )
 
 
@@ -36,22 +37,30 @@ def test_workers_change_nothing():
     assert_same(list(packs(RECIPE, 0, 3, workers=1)), list(packs(RECIPE, 0, 3, workers=0)))
 
 
-def test_long_packs_come_first_and_then_evenly():
-    kinds = [RECIPE.is_long(number) for number in range(10)]
-    assert kinds == [True, True, False, True, False, False, False, True, False, False]
+def test_lists_come_first_then_long_packs_and_then_evenly():
+    kinds = [RECIPE.kind(number) for number in range(10)]
+    short, rare = ["short"] * 3, ["long"]
+    assert kinds == ["list", *rare, *rare, *rare, *short, *rare, *short[:2]]
 
 
-def test_the_two_kinds_of_pack_have_one_shape_each():
-    widths = {make_pack(RECIPE, number).block_table.shape for number in range(6)}
-    assert widths == {(160, 128), (160, 8)}
+def test_each_kind_of_pack_has_one_shape():
+    shapes = {RECIPE.kind(n): make_pack(RECIPE, n).block_table.shape for n in range(6)}
+    assert shapes == {"list": (160, 22), "long": (160, 128), "short": (160, 8)}
 
 
 def test_an_example_is_asked_as_it_is_trained():
     tokenizer, template = Tokenizer.load(TEXT), ChatTemplate.load(TEXT)
     for number in range(20):
-        problem = problem_at(number, families=("sum", "story", "ledger"))
-        example = encode_example(problem, tokenizer, template)
-        prompt = tokenizer.decode(example.tokens[: example.prompt_length].tolist())
-        answer = tokenizer.decode(example.tokens[example.prompt_length :].tolist())
-        assert prompt == template.render([{"role": "user", "content": problem.question}])
-        assert answer == f"{problem.thought}</mm:think>{problem.answer}[e~["
+        turns = dialogue_at(number, families=("sum", "story", "list", "ledger"))
+        example = encode_example(turns, tokenizer, template)
+        rest, chat = tokenizer.decode(example.tokens.tolist()), []
+        for problem in turns:
+            chat.append({"role": "user", "content": problem.question})
+            answer = f"{problem.thought}</mm:think>{problem.answer}[e~["
+            assert rest.startswith(template.render(chat) + answer, 0)
+            chat.append(
+                {"role": "assistant", "reasoning": problem.thought, "content": problem.answer}
+            )
+        assert rest == template.render(chat, add_generation_prompt=False).removesuffix("\n")
+        learned = tokenizer.decode(example.tokens[example.learned].tolist())
+        assert learned == "".join(f"{p.thought}</mm:think>{p.answer}[e~[" for p in turns)

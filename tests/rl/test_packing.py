@@ -10,7 +10,8 @@ SHAPE = PackShape(tiles=8, tile_tokens=4, blocks=3)
 
 
 def example(length: int, prompt_length: int, first: int = 1) -> Example:
-    return Example(np.arange(first, first + length, dtype=np.int32), prompt_length)
+    learned = np.arange(length) >= prompt_length
+    return Example(np.arange(first, first + length, dtype=np.int32), learned)
 
 
 def test_a_pack_is_what_the_model_packs_itself():
@@ -29,6 +30,12 @@ def test_the_loss_counts_thought_answer_and_end_alone():
     counted = pack.targets[pack.weights == 1.0]
     assert counted.tolist() == [4, 5, 6, 7]
     assert pack.tokens[pack.weights == 1.0].tolist() == [3, 4, 5, 6]
+
+
+def test_the_questions_between_two_answers_do_not_count():
+    learned = np.array([False, False, True, False, False, True, True])
+    pack = pack_examples([[Example(np.arange(1, 8, dtype=np.int32), learned)]], SHAPE)
+    assert pack.targets[pack.weights == 1.0].tolist() == [3, 6, 7]
 
 
 def test_the_rest_of_a_pack_is_padding():
@@ -51,8 +58,8 @@ def test_a_stream_ends_at_its_first_example_that_does_not_fit():
     ("one", "sentence"),
     [
         (example(13, 2), "an example of 13 tokens needs 4 blocks, more than the 3 of a pack"),
-        (example(5, 5), "an example of 5 tokens has a prompt of 5"),
-        (example(5, 0), "an example of 5 tokens has a prompt of 0"),
+        (example(5, 5), "of an example of 5 tokens none is to be learned"),
+        (example(5, 0), "of an example of 5 tokens the first is to be learned"),
     ],
 )
 def test_an_impossible_example_is_refused(one, sentence):

@@ -147,7 +147,7 @@ def test_the_vocabulary_must_hold_the_tokenizer(tmp_path):
         (["sft", "--out", "x", "--text", "nowhere"], "nowhere holds no tokenizer"),
         (["eval", "--model", "nowhere"], "'nowhere' is neither a bundled model"),
         (["eval", "--n", "0"], "n=0 is not at least 1"),
-        (["eval", "--family", "poems"], "family 'poems' is not one of short, long"),
+        (["eval", "--family", "poems"], "family 'poems' is not one of short, sum"),
         (["eval", "--temperature", "-1"], "temperature=-1.0 is not a number from 0 on"),
         (["tokenizer", "nowhere"], "nowhere holds no chat template"),
     ],

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from minimax_jax.chat import Tokenizer
-from rl.data import LONG, SHORT, problems
+from rl.data import LEDGERS, SHORT, problems
 from rl.tokenizer import EOS, MARKERS, VOCABULARY_ROWS, train_tokenizer
 from tests.chat.folders import TINY
 
@@ -49,7 +49,7 @@ def test_digit_is_always_a_token_of_its_own(tokenizer):
 
 
 def test_every_word_of_the_problems_is_one_token(tokenizer):
-    for families, count in ((SHORT, 500), (LONG, 10)):
+    for families, count in ((SHORT, 500), (LEDGERS, 10)):
         for problem in problems("held_out", count=count, families=families):
             for word in re.findall(r" ?[A-Za-z]+", problem.question):
                 assert len(tokenizer.encode(word)) == 1, word

@@ -30,6 +30,7 @@ CONFIG = SFTConfig(
     steps=8,
     batch_tokens=512,
     long_fraction=0.0,
+    list_steps=0,
     long_steps=0,
     dense_steps=0,
     learning_rate=1e-2,
