@@ -5,7 +5,7 @@ was.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minimax_jax.chat import TextStream, Tokenizer, split_reasoning
+from minimax_jax.chat import TextStream, Tokenizer, parse_reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +122,8 @@ class Collector:
         text = None if self._stream is None else "".join(self._pieces)
         reasoning = None
         if text is not None and self.prompt.chat_text is not None:
-            reasoning, content = split_reasoning(text, self.prompt.chat_text)
-            text = content or ""
+            reply = parse_reply(text, prompt=self.prompt.chat_text)
+            text, reasoning = reply.content or "", reply.reasoning
         return Completion(
             text=text,
             reasoning=reasoning,

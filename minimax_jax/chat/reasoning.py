@@ -1,58 +1,93 @@
-"""Splits a finished answer into thought and content (specification model 4.3).
+"""Tells thought from content, outside of tool calls (specification model 4.3).
 
-Whether the text begins inside a thought is read from the end of the rendered prompt, never from a
-request flag and never from markers further up, which may be quoted by a system message.
+Whether a reply begins inside a thought is read from the end of the rendered prompt, never from a
+request flag and never from markers further up, which may be quoted by a system message. A reply has
+one thought at most: later openers are content. A marker that only repeats what already holds, with
+nothing but white space since, is dropped; any other stray marker is text.
 """
 
-from typing import NamedTuple
-
-THINK_START = "<mm:think>"
-THINK_END = "</mm:think>"
-
-
-class Reply(NamedTuple):
-    """What the model thought and what it said; None where there is none.
-
-    `reasoning` is "" when the model closed its thought at once, so that the turn can be rendered
-    back unchanged.
-    """
-
-    reasoning: str | None
-    content: str | None
+from minimax_jax.chat.dialects import Dialect
+from minimax_jax.chat.events import Output
+from minimax_jax.chat.literals import BLANK
+from minimax_jax.chat.markers import Kind, Marker
 
 
-def split_reasoning(text: str, prompt: str) -> Reply:
-    """The thought and the content of a finished `text` that followed `prompt`.
-
-    A thought that was never closed (cut by max_tokens) is all reasoning, content None. Without
-    markers in the prompt's end or in the text, all is content. Nothing is stripped and, the markers
-    of one thought aside, nothing is lost.
-    """
-    if starts_in_reasoning(prompt):
-        return _split_inside(text.removeprefix(THINK_START))
-    return _split_outside(text)
+def starts_in_thought(prompt: str, dialect: Dialect) -> bool:
+    """Whether the generation prompt has opened a thought: it ends with the opening marker."""
+    return prompt.rstrip().endswith(dialect.think_start)
 
 
-def starts_in_reasoning(prompt: str) -> bool:
-    """Whether the generation prompt has opened a thought: the rendered prompt ends with
-    `<mm:think>`.
-    """
-    return prompt.rstrip().endswith(THINK_START)
+class Prose:
+    """The text of a reply outside of its calls, as thought or as content."""
 
+    def __init__(self, output: Output, *, in_thought: bool):
+        self._output = output
+        self._in_thought = self._had_thought = in_thought
+        self._is_silent = True  # this thought has no text yet
+        self._fresh = True  # no text but `_blanks` since the start, a marker or a call
+        self._blanks: list[str] = []
+        self._end_is_due = False  # a call has ended the thought, its closer may still come
 
-def _split_inside(text: str) -> Reply:
-    reasoning, _, content = text.partition(THINK_END)
-    return Reply(reasoning, content or None)
+    def text(self, piece: str) -> None:
+        """Plain text. White space waits, while a repeated marker may still follow it."""
+        if self._fresh:
+            if not piece.strip(BLANK):
+                self._blanks.append(piece)
+                return
+            self._settle()
+            self._fresh = False
+        self._write(piece)
 
+    def marker(self, marker: Marker) -> None:
+        """A marker of a thought."""
+        starts = marker.kind is Kind.THINK_START
+        if starts == self._in_thought and self._fresh:
+            self._drop(marker)
+        elif starts and not self._had_thought:
+            self._settle()
+            self._in_thought = self._had_thought = True
+            self._drop(marker)
+        elif not starts and self._in_thought:
+            self._end_thought()
+            self._drop(marker)
+        elif not starts and self._end_is_due:
+            self._drop(marker)
+        else:
+            self.text(marker.raw)
 
-def _split_outside(text: str) -> Reply:
-    """Adaptive or disabled thinking: one leading closer is dropped, and the text may open a
-    thought by itself.
-    """
-    if text.lstrip().startswith(THINK_END):
-        text = text.lstrip().removeprefix(THINK_END)
-    before, opened, rest = text.partition(THINK_START)
-    if not opened:
-        return Reply(None, text or None)
-    reasoning, content = _split_inside(rest)
-    return Reply(reasoning, (before + (content or "")) or None)
+    def interrupt(self) -> None:
+        """A call begins, which ends a thought."""
+        self._end_is_due = self._in_thought or self._end_is_due
+        self._settle()
+        self._end_thought()
+        self._fresh = True
+
+    def finish(self) -> None:
+        """The end of the text: white space that waited is text."""
+        self._settle()
+        self._end_thought()
+
+    def _drop(self, marker: Marker) -> None:
+        self._output.markup("".join([*self._blanks, marker.raw]))
+        self._blanks.clear()
+        self._fresh = True
+        if marker.kind is Kind.THINK_END:
+            self._end_is_due = False
+
+    def _end_thought(self) -> None:
+        self._settle()
+        if self._in_thought and self._is_silent:
+            self._output.reasoning("")
+        self._in_thought = False
+
+    def _settle(self) -> None:
+        if self._blanks:
+            self._write("".join(self._blanks))
+            self._blanks.clear()
+
+    def _write(self, piece: str) -> None:
+        if self._in_thought:
+            self._is_silent = False
+            self._output.reasoning(piece)
+        else:
+            self._output.content(piece)
