@@ -3,8 +3,8 @@
 from minimax_jax.chat.detokenize import DecodeStream, StopMatch, TextStream
 from minimax_jax.chat.events import Reply, ToolCall
 from minimax_jax.chat.messages import read_messages
-from minimax_jax.chat.prompt import Chat, ChatFormat, Prompt
 from minimax_jax.chat.parser import ReplyParser, parse_reply
+from minimax_jax.chat.prompt import Chat, ChatFormat, Prompt
 from minimax_jax.chat.template import ChatTemplate
 from minimax_jax.chat.tokenizer import Tokenizer
 from minimax_jax.chat.turns import TurnMemory
@@ -20,8 +20,8 @@ __all__ = [
     "StopMatch",
     "TextStream",
     "Tokenizer",
-    "TurnMemory",
     "ToolCall",
+    "TurnMemory",
     "parse_reply",
     "read_messages",
 ]

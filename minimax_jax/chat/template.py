@@ -1,25 +1,29 @@
 """Chat messages to prompt text, by the checkpoint's own `chat_template.jinja`.
 
-A template is somebody else's program, so it runs in jinja2's immutable sandbox, sees plain JSON
-data alone, and gets the same few helpers that Hugging Face gives it (`tojson` without HTML escapes,
-`raise_exception`, `strftime_now`, `break`/`continue`, the `generation` block). Messages are checked
-before the template sees them.
+Messages, tools and options are checked and levelled before the template sees them, as plain data in
+a sandbox; an option that the template does not read is refused, not dropped.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import meta
 
-from minimax_jax.chat.messages import Message, check_messages, normalised, plain_data
+from minimax_jax.chat.control_tokens import ControlTokens
+from minimax_jax.chat.messages import level_messages
+from minimax_jax.chat.plain import plain_data
+from minimax_jax.chat.rendered import Rendered, escaped, unused_mark
+from minimax_jax.chat.sandbox import sandbox
+from minimax_jax.chat.thinking import thinking_options
+from minimax_jax.chat.tools import tool_definitions
 
 TEMPLATE_FILE = "chat_template.jinja"
+NO_TOKENS = ControlTokens(())
+# Two names of one switch: a template that reads either can follow it.
+THINKING_NAMES = {"thinking_mode", "enable_thinking"}
 
 
 class ChatTemplate:
@@ -31,8 +35,10 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None):
         self.source = source
         self.special_tokens = dict(special_tokens or {})
+        environment = sandbox()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self._reads = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template does not compile: {error}") from error
 
@@ -57,36 +63,65 @@ class ChatTemplate:
         self,
         messages: Any,
         *,
-        tools: Sequence[Message] | None = None,
+        tools: Any = None,
         add_generation_prompt: bool = True,
-        **kwargs: Any,
+        **options: Any,
     ) -> str:
         """The prompt text of a conversation (specification model 4.2).
 
-        `kwargs` go to the template, `thinking_mode` for one; `enable_thinking` (a bool) is an alias
-        that an explicit `thinking_mode` overrides. Raises ValueError, in one sentence, for messages
-        that are malformed or that the template itself refuses.
+        `options` go to the template, `thinking_mode` and `reasoning_effort` among them
+        (`thinking.py` has their other names). Raises ValueError, in one sentence, for messages,
+        tools or options that are malformed, that the template does not read, or that it refuses.
         """
+        return self.render_marked(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, options=options
+        ).text
+
+    def render_marked(
+        self,
+        messages: Any,
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = True,
+        options: Mapping[str, Any],
+        control_tokens: ControlTokens = NO_TOKENS,
+    ) -> Rendered:
+        """The same, with a mark wherever messages, tools or options spell one of `control_tokens`
+        (safe mode).
+        """
+        given = plain_data(thinking_options(options), "the template options")
+        data = [level_messages(messages), tool_definitions(tools), given]
+        self._check_read(data[1], given)
+        mark = unused_mark(self.source + json.dumps(data, ensure_ascii=False))
+        levelled = control_tokens.mark_messages(data[0], mark)
+        tool_list, given = control_tokens.mark_whole(data[1:], mark)
         variables = {
             **self.special_tokens,
-            **plain_data(_with_thinking_mode(kwargs)),
-            "messages": [normalised(message) for message in check_messages(messages)],
-            "tools": None if not tools else plain_data(list(tools)),
+            **given,
+            "messages": levelled,
+            "tools": tool_list or None,
             "add_generation_prompt": add_generation_prompt,
         }
+        return Rendered(marked=self._run(variables).replace(escaped(mark), mark), mark=mark)
+
+    def _check_read(self, tools: list[Any], options: Mapping[str, Any]) -> None:
+        asked = {*options, *(["tools"] if tools else [])}
+        unread = asked - self._reads
+        if THINKING_NAMES & self._reads:
+            unread -= THINKING_NAMES
+        if unread:
+            known = ", ".join(sorted(self._reads))
+            raise ValueError(
+                f"the chat template does not read {', '.join(sorted(unread))}: it reads {known}"
+            )
+
+    def _run(self, variables: Mapping[str, Any]) -> str:
         try:
             return self._template.render(variables)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template refused the conversation: {error}") from error
         except (TypeError, AttributeError, KeyError, RecursionError, OverflowError) as error:
             raise ValueError(f"the chat template failed on the conversation: {error}") from error
-
-
-def _with_thinking_mode(kwargs: dict[str, Any]) -> dict[str, Any]:
-    enable = kwargs.get("enable_thinking")
-    if enable is None or kwargs.get("thinking_mode") is not None:
-        return kwargs
-    return {**kwargs, "thinking_mode": "enabled" if enable else "disabled"}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -106,65 +141,3 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if name.endswith("_token") and isinstance(content, str):
             tokens[name] = content
     return tokens
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(
-        raise_exception=_raise_exception,
-        strftime_now=_strftime_now,
-        dict=_make_dict,
-        namespace=_GuardedNamespace,
-    )
-    return environment
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}` marks assistant text; here its body is rendered."""
-
-    tags: set[str] = {"generation"}  # noqa: RUF012 (jinja2 declares it on the class)
-
-    def parse(self, parser: Any) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _GuardedNamespace(jinja2.utils.Namespace):
-    """A `namespace` that stores no underscore names, which would otherwise shadow Python's own."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        # `self` stays out of the signature so that a template may write namespace(self=...).
-        self, values = args[0], dict(*args[1:], **kwargs)
-        for name in values:
-            _refuse_underscore(name)
-        jinja2.utils.Namespace.__init__(self, values)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_underscore(name)
-        super().__setitem__(name, value)
-
-
-def _refuse_underscore(name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace must not hold {name!r}")
-
-
-def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

@@ -1,8 +1,7 @@
 """Text to token ids and back, over the `tokenizers` library and a checkpoint's tokenizer.json.
 
 Byte-level BPE alone (M3, M3.1 and the bundled model): there each token stands for a fixed run of
-bytes, so decoding is concatenation, and an incremental decoder needs no more memory than one
-unfinished UTF-8 character.
+bytes, so decoding is concatenation.
 """
 
 import json
@@ -11,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+
+from minimax_jax.chat.control_tokens import ControlTokens
+from minimax_jax.chat.rendered import Rendered
 
 TURN_END = "[e~["
 
@@ -22,6 +24,9 @@ class Tokenizer:
         """`stop_ids` default to the end-of-turn marker `[e~[`, where the vocabulary has it."""
         self._backend = backend
         self._token_bytes = _token_bytes(backend)
+        self.control_tokens = ControlTokens(
+            {token.content for token in backend.get_added_tokens_decoder().values()}
+        )
         turn_end = backend.token_to_id(TURN_END)
         default = () if turn_end is None else (turn_end,)
         self.stop_ids: tuple[int, ...] = tuple(default if stop_ids is None else stop_ids)
@@ -43,11 +48,38 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`; markers spelled in it become their own tokens, and no BOS is added."""
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(f"the text is not valid Unicode: {error.reason}") from error
+        _check_unicode(text)
         return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_rendered(self, rendered: Rendered) -> list[int]:
+        """The ids of a prompt: control tokens without a mark are read as tokens, marked ones as the
+        text that they are.
+        """
+        if rendered.mark not in rendered.marked:
+            return self.encode(rendered.marked)
+        _check_unicode(rendered.marked)
+        ids: list[int] = []
+        for run, token in self.control_tokens.split(rendered.marked):
+            plain = run.replace(rendered.mark, "")
+            ids += self.encode(run) if plain == run else self._encode_plain(plain)
+            ids += self.encode(token)
+        return ids
+
+    def turn_ends(self, rendered: Rendered) -> list[int]:
+        """The places in the marked text where a turn has ended: after each stop token."""
+        stops = {self.decode([stop]) for stop in self.stop_ids}
+        ends, place = [], 0
+        for run, token in self.control_tokens.split(rendered.marked):
+            place += len(run) + len(token)
+            ends += [place] if token in stops else []
+        return ends
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """The ids of a text in which nothing is a control token."""
+        normalizer, splitter = self._backend.normalizer, self._backend.pre_tokenizer
+        text = text if normalizer is None else normalizer.normalize_str(text)
+        words = [word for word, _ in splitter.pre_tokenize_str(text)] if splitter else [text]
+        return [piece.id for word in words for piece in self._backend.model.tokenize(word)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, markers included; bytes that are no UTF-8 come out as U+FFFD."""
@@ -64,6 +96,13 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a token by its exact name (a marker such as `<mm:think>`), or None."""
         return self._backend.token_to_id(token)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text is not valid Unicode: {error.reason}") from error
 
 
 def byte_symbols() -> dict[str, int]:
@@ -97,6 +136,13 @@ def _check_file(path: Path) -> None:
     kinds = [(data.get(part) or {}).get("type") for part in ("model", "decoder")]
     if kinds != ["BPE", "ByteLevel"]:
         raise ValueError(f"{path} must be byte-level BPE, found model and decoder {kinds}")
+    for token in data.get("added_tokens") or ():
+        flags = [flag for flag in ("single_word", "lstrip", "rstrip") if token.get(flag)]
+        if flags or len(token["content"]) < 2:
+            raise ValueError(
+                f"{path} has the added token {token['content']!r} with {flags}: expected at least "
+                "two characters that are found wherever they stand"
+            )
 
 
 def _configured_stop_ids(folder: Path) -> tuple[int, ...] | None:
