@@ -130,7 +130,7 @@ def abstract_model(config: ModelConfig, dtype: DTypeLike) -> Model:
     return jax.eval_shape(lambda: Model(config, nnx.Rngs(0), dtype))
 
 
-def parameters_of(model: Model) -> dict[str, nnx.Param]:
+def parameters_of(model: nnx.Module) -> dict[str, nnx.Param]:
     """The model's parameters by path, in order."""
     return {
         ".".join(str(key) for key in path): node

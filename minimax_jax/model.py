@@ -104,7 +104,13 @@ class Model(nnx.Module):
         """float32 logits over all V rows of the head; ids from `config.num_tokens` on are padding,
         -inf.
         """
-        logits = self.head.float32(self.norm(hidden), part(adapter, "head"))
+        return self.headed(self.norm(hidden), adapter)
+
+    def headed(
+        self, normed: Float[Array, "*rows D"], adapter: Adapter = None
+    ) -> Float[Array, "*rows V"]:
+        """`logits` of states that are normed already, as the drafter's are."""
+        logits = self.head.float32(normed, part(adapter, "head"))
         padding = jnp.arange(self.config.vocab_size) >= self.config.num_tokens
         return jnp.where(padding, -jnp.inf, logits)
 

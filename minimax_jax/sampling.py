@@ -2,7 +2,7 @@
 and position.
 
 A row's draw depends on nothing but its own logits and settings: its random number is folded from
-seed and position, so neither neighbours, nor the row, nor a preemption changes it.
+purpose, seed and position, so neither neighbours, nor the row, nor a preemption changes it.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
+
+# What a random number is for: each purpose has a stream of its own.
+TOKEN = 0  # the token at a position, as the target's law has it
+ACCEPT = 1  # whether the draft at a position is kept
+DRAFT = 2  # DRAFT + k: the draft of row k of the block whose first row is at a position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,27 +74,37 @@ class SamplingState:
 
 
 def sample(
-    logits: Float[Array, "B V"], state: SamplingState, positions: Int[Array, "B"]
+    logits: Float[Array, "B V"],
+    state: SamplingState,
+    positions: Int[Array, "B"],
+    purpose: int = TOKEN,
 ) -> Int[Array, "B"]:
     """The token at each sequence's next position: argmax (lower id on a tie) at temperature 0, else
-    a draw.
-
-    The draw inverts the cumulative distribution of `probabilities` in the order of ids.
+    a draw from `probabilities`.
     """
     greedy = jnp.argmax(logits, axis=-1)
-    cumulative = jnp.cumsum(probabilities(logits, state), axis=-1)
+    drawn = draw(probabilities(logits, state), uniform(state, positions, purpose))
+    return jnp.where(state.temperature == 0, greedy, drawn)
+
+
+def draw(weights: Float[Array, "B V"], uniforms: Float[Array, "B"]) -> Int[Array, "B"]:
+    """The id at which the cumulative weights, in the order of ids, pass a share in [0, 1) of their
+    total; never one of weight 0.
+    """
+    cumulative = jnp.cumsum(weights, axis=-1)
     total = cumulative[:, -1:]
-    target = uniform(state, positions)[:, None] * total
-    drawn = jnp.sum(cumulative <= target, axis=-1)
-    last = jnp.argmax(cumulative == total, axis=-1)  # the last id with any mass
-    return jnp.where(state.temperature == 0, greedy, jnp.minimum(drawn, last))
+    drawn = jnp.sum(cumulative <= uniforms[:, None] * total, axis=-1)
+    last = jnp.argmax(cumulative == total, axis=-1)  # the last id with any weight
+    return jnp.minimum(drawn, last)
 
 
-def uniform(state: SamplingState, positions: Int[Array, "B"]) -> Float[Array, "B"]:
-    """The random number in [0, 1) of each (seed, position)."""
+def uniform(
+    state: SamplingState, positions: Int[Array, "B"], purpose: int = TOKEN
+) -> Float[Array, "B"]:
+    """The random number in [0, 1) of each (seed, position), in the stream of a purpose."""
 
     def one(seed: UInt32[Array, "2"], position: Int[Array, ""]) -> Float[Array, ""]:
-        key = jax.random.fold_in(jax.random.key(0), seed[0])
+        key = jax.random.fold_in(jax.random.key(purpose), seed[0])
         key = jax.random.fold_in(jax.random.fold_in(key, seed[1]), position)
         return jax.random.uniform(key)
 

@@ -9,7 +9,7 @@ a block. Byte positions inside a row fit int32; blocks and lines are separate in
 product of the two is ever formed and pools beyond 2^31 bytes address correctly.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +89,7 @@ class PoolLayout:
     sparse_layers: tuple[bool, ...]
     draft_layers: int = 0
     formats: CacheFormats = field(default_factory=CacheFormats)
+    first_line: int = 0  # of the row that all lines count from
 
     def __post_init__(self) -> None:
         widths = {"kv": self.head_dim, "index": self.index_dim, "draft": self.head_dim}
@@ -124,11 +125,24 @@ class PoolLayout:
     def layer_line(self, layer: int) -> int:
         """First line of a target layer: its K; V follows, then the index key."""
         sparse = sum(self.sparse_layers[:layer])
-        return 2 * self.kv.lines * layer + self.index.lines * sparse
+        return self.first_line + 2 * self.kv.lines * layer + self.index.lines * sparse
 
     def draft_line(self, layer: int) -> int:
         """First line of a draft layer: its K; V follows."""
         return self.layer_line(len(self.sparse_layers)) + 2 * self.draft.lines * layer
+
+    @property
+    def draft_part(self) -> "PoolLayout":
+        """The draft layers as a layout of their own: layers without an index in the draft's format,
+        at their lines of the same row.
+        """
+        return replace(
+            self,
+            sparse_layers=(False,) * self.draft_layers,
+            draft_layers=0,
+            formats=replace(self.formats, kv=self.formats.draft),
+            first_line=self.draft_line(0),
+        )
 
     def empty(self, num_blocks: int) -> UInt8[Array, "P lines 128"]:
         """A pool of zeros for one rank."""
