@@ -28,6 +28,8 @@ class ToolCalls:
 
     def __init__(self, prose: Prose, tools: Mapping[str, Schema], output: Output, *, nests: bool):
         self._prose, self._tools, self._output = prose, tools, output
+        # Elements are closed by their names, which may be the words of blocks and calls too.
+        self._closers = {Kind.CLOSE, Kind.CALL_END, Kind.BLOCK_END} if nests else {Kind.CLOSE}
         self._ends_argument = _OF_CALLS if nests else _OF_CALLS | {Kind.OPEN}
         self._in_block = False
         self._has_calls = False  # a call of this block has been recognised
@@ -73,7 +75,7 @@ class ToolCalls:
 
     def _take_in_argument(self, call: Call, marker: Marker) -> bool:
         """Whether the marker stays within the argument; one that does not has ended it."""
-        if marker.kind is Kind.CUT or call.close(marker):
+        if marker.kind is Kind.CUT or (marker.kind in self._closers and call.close(marker)):
             self._understand(marker)
         elif marker.kind in self._ends_argument:
             call.close_all()

@@ -49,11 +49,12 @@ def chunks(text: str, size: int) -> list[str]:
 
 
 def parsed(text: str, *, pieces: Sequence[str] = (), **options: Any) -> Reply:
-    """The reply of a text, once it is certain that every cut in two, even chunks and `pieces` give
-    the same one.
+    """The reply of a text, once it is certain that cuts in two (every one of a short text), even
+    chunks and `pieces` give the same one.
     """
     whole = parse_reply(text, **options)
-    ways = [[text[:place], text[place:]] for place in range(len(text) + 1)]
+    places = range(0, len(text) + 1, 1 + len(text) // 64)
+    ways = [[text[:place], text[place:]] for place in places]
     ways += [chunks(text, size) for size in (1, 2, 3, 7, 50)]
     ways += [list(pieces)] if pieces else []
     for way in ways:
