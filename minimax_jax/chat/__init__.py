@@ -3,6 +3,7 @@
 from minimax_jax.chat.detokenize import DecodeStream, StopMatch, TextStream
 from minimax_jax.chat.events import Reply, ToolCall
 from minimax_jax.chat.messages import read_messages
+from minimax_jax.chat.openai import Message, MessageBuilder, MessageDelta, MessageToolCall, Usage
 from minimax_jax.chat.parser import ReplyParser, parse_reply
 from minimax_jax.chat.prompt import Chat, ChatFormat, Prompt
 from minimax_jax.chat.template import ChatTemplate
@@ -14,6 +15,10 @@ __all__ = [
     "ChatFormat",
     "ChatTemplate",
     "DecodeStream",
+    "Message",
+    "MessageBuilder",
+    "MessageDelta",
+    "MessageToolCall",
     "Prompt",
     "Reply",
     "ReplyParser",
@@ -22,6 +27,7 @@ __all__ = [
     "Tokenizer",
     "ToolCall",
     "TurnMemory",
+    "Usage",
     "parse_reply",
     "read_messages",
 ]
