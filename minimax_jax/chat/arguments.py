@@ -24,6 +24,7 @@ class Element:
     schema: Schema
     parts: "list[str | Element]" = field(default_factory=list)
     num_children: int = 0
+    json: str = ""  # once it is closed
 
     def add(self, name: str) -> "Element":
         """Opens an element in this one."""
@@ -37,16 +38,20 @@ class Element:
         self.num_children += 1
         return child
 
+    def close(self) -> None:
+        """Nothing more comes: fixes the value. The elements inside have theirs already."""
+        self.json = _element_json(self, self.schema)
+
 
 def arguments_json(elements: list[Element]) -> str:
-    """The JSON text of what has one name: an element, or several, which are a list."""
+    """The JSON text of what has one name: a closed element, or several, which are a list."""
     if len(elements) == 1:
-        return _element_json(elements[0], elements[0].schema)
+        return elements[0].json
     schema = elements[0].schema
     if "array" in schema.types:
         values = [_element_json(one, schema.item(index)) for index, one in enumerate(elements)]
     else:
-        values = [_element_json(one, schema) for one in elements]
+        values = [one.json for one in elements]
     return f"[{', '.join(values)}]"
 
 
@@ -80,7 +85,7 @@ def _list_json(runs: list[str | Element], schema: Schema) -> str:
     values = []
     for run in runs:
         if isinstance(run, Element):
-            values.append(_element_json(run, run.schema))
+            values.append(run.json)
         elif run.strip(BLANK):
             values.append(leaf_json(run, schema.item(len(values)).types))
     return f"[{', '.join(values)}]"

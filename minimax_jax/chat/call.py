@@ -106,15 +106,16 @@ class Call:
     def _close_innermost(self, *, complete: bool) -> None:
         self.complete = self.complete and complete
         element = self._open.pop()
-        if self._open:
-            return
         if self._streams:
             self._streams = False
             self._output.arguments('"')
-        elif element.schema.is_text:
-            self._output.arguments(arguments_json([element]))
-        else:
-            self._closed.append(element)
+            return
+        element.close()
+        if not self._open:
+            if element.schema.is_text:
+                self._output.arguments(element.json)
+            else:
+                self._closed.append(element)
 
     def _write_closed(self) -> None:
         if self._closed:

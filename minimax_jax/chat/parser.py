@@ -64,7 +64,7 @@ def parse_reply(
 
 
 def _named_schema(index: int, tool: Tool) -> tuple[str, Schema]:
-    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    function = tool.get("function", tool)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f"tool {index} must be an object that names its function, got {tool!r}")
     return function["name"], Schema(function.get("parameters"))

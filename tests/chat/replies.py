@@ -53,7 +53,7 @@ def parsed(text: str, *, pieces: Sequence[str] = (), **options: Any) -> Reply:
     chunks and `pieces` give the same one.
     """
     whole = parse_reply(text, **options)
-    places = range(0, len(text) + 1, 1 + len(text) // 64)
+    places = range(0, len(text) + 1, 1 + len(text) // 32)
     ways = [[text[:place], text[place:]] for place in places]
     ways += [chunks(text, size) for size in (1, 2, 3, 7, 50)]
     ways += [list(pieces)] if pieces else []
