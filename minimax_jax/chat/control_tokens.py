@@ -98,6 +98,8 @@ class ControlTokens:
 
 
 def _insert(text: str, places: set[int], mark: str) -> str:
+    if not places:
+        return text
     ends = sorted(places)
     pieces = [text[i:j] for i, j in zip([0, *ends], [*ends, len(text)], strict=True)]
     return mark.join(pieces)

@@ -67,10 +67,11 @@ class ChatFormat:
         if not ends:
             return
         answered = rendered.until(ends[-1])
-        turn_end = self._encode(answered)[-1]
-        whole = [*prompt.ids, *ids, *([] if ids and ids[-1] == turn_end else [turn_end])]
-        if whole != self._encode(answered):
-            self.turns.store(answered.digests([ends[-1]])[0], whole)
+        encoded = self._encode(answered)
+        stopped = len(ids) > 0 and ids[-1] in self.tokenizer.stop_ids
+        generated = [*prompt.ids, *ids, *([] if stopped else encoded[-1:])]
+        if generated != encoded:
+            self.turns.store(answered.digests([ends[-1]])[0], generated)
 
     def _render(
         self, chat: Chat, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool

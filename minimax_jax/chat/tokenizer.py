@@ -24,9 +24,9 @@ class Tokenizer:
         """`stop_ids` default to the end-of-turn marker `[e~[`, where the vocabulary has it."""
         self._backend = backend
         self._token_bytes = _token_bytes(backend)
-        self.control_tokens = ControlTokens(
-            {token.content for token in backend.get_added_tokens_decoder().values()}
-        )
+        added = backend.get_added_tokens_decoder()
+        self._control_ids = {token.content: token_id for token_id, token in added.items()}
+        self.control_tokens = ControlTokens(self._control_ids)
         turn_end = backend.token_to_id(TURN_END)
         default = () if turn_end is None else (turn_end,)
         self.stop_ids: tuple[int, ...] = tuple(default if stop_ids is None else stop_ids)
@@ -62,7 +62,7 @@ class Tokenizer:
         for run, token in self.control_tokens.split(rendered.marked):
             plain = run.replace(rendered.mark, "")
             ids += self.encode(run) if plain == run else self._encode_plain(plain)
-            ids += self.encode(token)
+            ids += [self._control_ids[token]] if token else []
         return ids
 
     def turn_ends(self, rendered: Rendered) -> list[int]:
