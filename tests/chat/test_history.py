@@ -14,7 +14,7 @@ from minimax_jax.chat import (
     Tokenizer,
     TurnMemory,
 )
-from tests.chat.conversations import HI, LOOK_UP, NS
+from tests.chat.chats import HI, LOOK_UP, NS
 from tests.chat.folders import TINY
 
 MODES = ("enabled", "disabled", "adaptive")

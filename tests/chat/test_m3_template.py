@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minimax_jax.chat import Chat, ChatFormat, ChatTemplate, Tokenizer
-from tests.chat.conversations import HI, LOOK_UP, call, matrix, written_out
+from tests.chat.chats import HI, LOOK_UP, call, matrix, written_out
 from tests.chat.folders import TINY
 
 SPECIAL = {"bos_token": "]~!b[", "eos_token": "[e~["}

@@ -5,7 +5,7 @@ import pytest
 from minimax_jax.chat import read_messages
 from minimax_jax.chat.messages import level_messages
 from minimax_jax.chat.tools import tool_definitions
-from tests.chat.conversations import HI, LOOK_UP, call
+from tests.chat.chats import HI, LOOK_UP, call
 
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "r"}
 

@@ -9,7 +9,7 @@ import pytest
 from minimax_jax.chat import Message, MessageBuilder, MessageToolCall, ReplyParser, Usage
 from minimax_jax.chat.events import Content, Reasoning, ToolArguments, ToolCallEnd, ToolCallStart
 from minimax_jax.chat.openai import MessageDelta, finish_reason
-from tests.chat.conversations import LOOK_UP, NS
+from tests.chat.chats import LOOK_UP, NS
 
 CALL = f'{NS}<invoke name="look_up">{NS}<word>é "x"{NS}</word>{NS}<page>3{NS}</page>{NS}</invoke>\n'
 TEXT = f"why</mm:think>Hi {NS}<tool_call>\n{CALL}{CALL}{NS}</tool_call> bye"
