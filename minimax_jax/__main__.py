@@ -147,11 +147,7 @@ def completion_json(completion: Completion) -> dict[str, Any]:
         "reasoning": completion.reasoning,
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason,
-        "usage": {
-            "prompt_tokens": completion.prompt_tokens,
-            "completion_tokens": completion.completion_tokens,
-            "total_tokens": completion.prompt_tokens + completion.completion_tokens,
-        },
+        "usage": completion.usage.to_dict(),
         "seconds": round(completion.seconds, 3),
     }
     if completion.logprobs is not None:

@@ -8,7 +8,8 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from minimax_jax.completion import Completion, Delta, Prompt
+from minimax_jax.chat import Chat, ChatFormat, Prompt, TurnMemory
+from minimax_jax.completion import Completion, Delta
 from minimax_jax.loaded import LoadedModel, check_tokens
 from minimax_jax.sampling import SamplingParams
 from minimax_jax.wave import GenerateOptions, Wave
@@ -29,7 +30,10 @@ class Options(TypedDict, total=False):
     seed: int
     stop: str | Sequence[str]
     logprobs: int | None
+    tools: Sequence[Mapping[str, Any]]
     template_options: Mapping[str, Any] | None
+    safe: bool
+    turns: TurnMemory | None
 
 
 @overload
@@ -65,15 +69,24 @@ def generate(
     stop: str | Sequence[str] = (),
     logprobs: int | None = None,
     stream: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
     template_options: Mapping[str, Any] | None = None,
+    safe: bool = True,
+    turns: TurnMemory | None = None,
 ) -> list[Completion] | Iterator[Delta]:
     """Completions in the order of the prompts, or with `stream` an iterator of `Delta`.
 
-    A prompt is text, token ids, or a chat (a list of messages, rendered by the checkpoint's
-    template with `template_options`); one alone or a list. Sequence i draws with seed + i.
-    Temperature 0 is greedy. `stop` strings match anywhere in what is generated, the thought
-    included. Raises ValueError with one sentence before anything runs: an empty prompt, one longer
-    than the context, an impossible option.
+    A prompt is text, token ids, or a chat (a list of messages); one alone or a list. Sequence i
+    draws with seed + i. Temperature 0 is greedy. `stop` strings match anywhere in what is
+    generated, the thought included.
+
+    Chats are rendered by the checkpoint's template, with `tools` (OpenAI's or Anthropic's
+    definitions) and `template_options` (`thinking_mode`, `reasoning_effort`). Control tokens that
+    messages spell stay text while `safe`. With `turns`, answers are remembered there, and a chat
+    that goes on from one begins with the very ids that were generated.
+
+    Raises ValueError with one sentence before anything runs: an empty prompt, one longer than the
+    context, an impossible option.
     """
     sampling = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
@@ -85,11 +98,14 @@ def generate(
         stop_ids=() if loaded.tokenizer is None else loaded.tokenizer.stop_ids,
         logprobs=logprobs,
     )
-    read = [read_prompt(loaded, one, template_options or {}) for one in _as_list(prompts)]
-    if template_options and all(one.chat_text is None for one in read):
-        raise ValueError("template_options are given, but no prompt is a chat")
+    asked = Chat(messages=(), tools=tools, options=template_options or {}, safe=safe)
+    read = [read_prompt(loaded, one, asked, turns) for one in _as_list(prompts)]
+    if (template_options or tools) and all(one.chat is None for one in read):
+        name = "tools" if tools else "template_options"
+        raise ValueError(f"{name} are given, but no prompt is a chat")
     _check(loaded, read, options)
     deltas = _waves(loaded, read, sampling, options)
+    deltas = deltas if turns is None else _remembered(loaded, read, turns, deltas)
     if stream:
         return deltas
     done = {d.index: d.completion for d in deltas if d.completion is not None}
@@ -97,10 +113,10 @@ def generate(
 
 
 def read_prompt(
-    loaded: LoadedModel, prompt: PromptLike, template_options: Mapping[str, Any]
+    loaded: LoadedModel, prompt: PromptLike, asked: Chat, turns: TurnMemory | None = None
 ) -> Prompt:
-    """A prompt's ids. Raises ValueError when it needs a tokenizer or template that the checkpoint
-    lacks.
+    """A prompt's ids; a chat is asked as `asked`, its messages aside. Raises ValueError when it
+    needs a tokenizer or template that the checkpoint lacks.
     """
     if not isinstance(prompt, str) and all(
         isinstance(token, (int, np.integer)) for token in prompt
@@ -110,10 +126,25 @@ def read_prompt(
         raise ValueError(f"{loaded.folder} has no tokenizer.json: give prompts as token ids")
     if isinstance(prompt, str):
         return Prompt(ids=loaded.tokenizer.encode(prompt))
-    if loaded.template is None:
+    return _chat_format(loaded, turns).prompt(replace(asked, messages=prompt))
+
+
+def _chat_format(loaded: LoadedModel, turns: TurnMemory | None) -> ChatFormat:
+    if loaded.template is None or loaded.tokenizer is None:
         raise ValueError(f"{loaded.folder} has no chat template: give prompts as text")
-    text = loaded.template.render(prompt, **template_options)
-    return Prompt(ids=loaded.tokenizer.encode(text), chat_text=text)
+    return ChatFormat(template=loaded.template, tokenizer=loaded.tokenizer, turns=turns)
+
+
+def _remembered(
+    loaded: LoadedModel, prompts: list[Prompt], turns: TurnMemory, deltas: Iterator[Delta]
+) -> Iterator[Delta]:
+    """The deltas; each whole answer to a chat is remembered before its last delta is out."""
+    for delta in deltas:
+        done = delta.completion
+        if done is not None and done.message is not None and done.is_whole:
+            answer, prompt = done.message.to_dict(), prompts[delta.index]
+            _chat_format(loaded, turns).remember(prompt, done.token_ids, answer)
+        yield delta
 
 
 def _as_list(prompts: Any) -> list[PromptLike]:

@@ -8,6 +8,7 @@ bucket compiles nothing. A row's tokens do not depend on the rows beside it.
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ import numpy as np
 
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache
-from minimax_jax.completion import Collector, Delta, Prompt, TokenLogprob
+from minimax_jax.chat import Prompt
+from minimax_jax.completion import Collector, Delta, TokenLogprob
 from minimax_jax.loaded import LoadedModel
 from minimax_jax.sampling import SamplingParams, SamplingState
 from minimax_jax.steps import DecodeOptions, DecodeState, Generated, bucket, decode, prefill
@@ -46,7 +48,10 @@ class Wave:
     ):
         """Runs the prompts into the pages; the first tokens are then ready to be sampled."""
         self.loaded, self.options, self.started = loaded, options, time.perf_counter()
-        self.collectors = [_collector(loaded, prompt, options) for prompt in prompts]
+        self.collectors = [
+            _collector(loaded, prompt, one.seed, options)
+            for prompt, one in zip(prompts, params, strict=True)
+        ]
         self.num_rows = bucket(len(prompts))
         unused = self.num_rows - len(prompts)
         lengths = np.array([len(prompt.ids) for prompt in prompts] + [0] * unused, np.int32)
@@ -130,13 +135,18 @@ class Wave:
         return logits
 
 
-def _collector(loaded: LoadedModel, prompt: Prompt, options: GenerateOptions) -> Collector:
+def _collector(
+    loaded: LoadedModel, prompt: Prompt, seed: int, options: GenerateOptions
+) -> Collector:
+    # Tool calls of one prompt and seed have the same ids each time; those of later turns differ.
+    asked = blake2b(np.array([seed, *prompt.ids]).tobytes(), digest_size=8)
     return Collector(
         prompt,
         loaded.tokenizer,
         max_tokens=options.max_tokens,
         stop_ids=options.stop_ids,
         stop=options.stop,
+        reply_id=asked.hexdigest(),
     )
 
 

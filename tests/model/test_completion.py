@@ -2,12 +2,13 @@
 
 import pytest
 
-from minimax_jax.chat import Tokenizer
-from minimax_jax.completion import Collector, Prompt, TokenLogprob
+from minimax_jax.chat import Chat, Prompt, Tokenizer
+from minimax_jax.completion import Collector, TokenLogprob
 from minimax_jax.loaded import ASSETS
+from tests.chat.chats import LOOK_UP, NS
 
 TOKENIZER = Tokenizer.load(ASSETS / "tiny")
-CHAT = Prompt(ids=[1, 2], chat_text="hello<mm:think>")
+CHAT = Prompt(ids=[1, 2], text="hello<mm:think>", chat=Chat(messages=[], tools=[LOOK_UP]))
 
 
 def collect(ids, prompt: Prompt | None = None, **options) -> Collector:
@@ -31,9 +32,9 @@ def done(collector: Collector):
 def test_a_stop_id_ends_the_text_before_itself():
     completion = done(collect([*encode("12"), *TOKENIZER.stop_ids, *encode("99")]))
     assert (completion.text, completion.finish_reason) == ("12", "stop")
-    assert completion.completion_tokens == len(encode("12")) + 1
+    assert completion.usage.completion_tokens == len(encode("12")) + 1
     assert completion.logprobs is not None
-    assert len(completion.logprobs) == completion.completion_tokens
+    assert len(completion.logprobs) == len(completion.token_ids)
 
 
 def test_a_stop_at_the_last_allowed_place_is_a_stop():
@@ -99,3 +100,56 @@ def test_a_broken_sequence_ends_with_an_error():
     collector = collect(encode("1"))
     collector.finish("error")
     assert done(collector).finish_reason == "error"
+
+
+CALL = f'{NS}<tool_call>\n{NS}<invoke name="look_up">{NS}<word>é{NS}</word>{NS}</invoke>\n'
+
+
+def test_a_call_is_in_the_message_and_is_the_reason_to_finish():
+    """F27: the thought was never closed, and the call counts."""
+    ids = [*encode(f"plan{CALL}{NS}</tool_call>"), *TOKENIZER.stop_ids]
+    completion = done(collect(ids, prompt=CHAT, reply_id="r"))
+    message = completion.message
+    assert message is not None and message.to_dict() == {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "plan",
+        "tool_calls": [
+            {
+                "id": "call_r_0",
+                "type": "function",
+                "function": {"name": "look_up", "arguments": '{"word": "é"}'},
+            }
+        ],
+    }
+    assert (completion.text, completion.finish_reason) == ("", "tool_calls")
+
+
+def test_a_call_cut_by_the_length_is_no_reason_to_finish():
+    ids = encode(f"plan{CALL[:-20]}")
+    completion = done(collect(ids, prompt=CHAT, max_tokens=len(ids)))
+    assert completion.finish_reason == "length"
+    assert completion.message is not None and not completion.message.tool_calls[0].complete
+
+
+@pytest.mark.parametrize("dispatch", [1, 3, 1000])
+def test_message_deltas_merge_to_the_message_however_often_they_are_taken(dispatch):
+    ids = [*encode(f"plan</mm:think>Hi{CALL}{NS}</tool_call>"), *TOKENIZER.stop_ids]
+    whole = done(collect(ids, prompt=CHAT)).message
+    collector = Collector(CHAT, TOKENIZER, max_tokens=1000, stop_ids=TOKENIZER.stop_ids)
+    deltas = []
+    for place, token in enumerate(ids, start=1):
+        collector.push(TokenLogprob(token_id=token, logprob=0.0))
+        if place % dispatch == 0 or place == len(ids):
+            deltas.append(collector.delta(0).message)
+    assert done(collector).message == whole
+    assert "".join(delta.reasoning or "" for delta in deltas) == whole.reasoning
+    assert "".join(delta.content or "" for delta in deltas) == whole.content
+    arguments = [call.arguments for delta in deltas for call in delta.tool_calls]
+    assert "".join(arguments) == whole.tool_calls[0].arguments
+
+
+def test_a_stop_string_that_ended_the_text_is_named():
+    completion = done(collect(encode("a</mm:think>b; c"), prompt=CHAT, stop=["x", ";"]))
+    assert (completion.text, completion.stop, completion.is_whole) == ("b", ";", False)
+    assert done(collect(encode("a"), max_tokens=1)).stop is None

@@ -93,12 +93,12 @@ def test_a_new_length_inside_a_bucket_compiles_nothing(without_stops):
 def test_more_tokens_than_a_dispatch_end_at_the_length(without_stops):
     count = 2 * DECODE_STEPS + 3
     (completion,) = generate(without_stops, tokens(5), max_tokens=count, temperature=0.0)
-    assert (completion.completion_tokens, completion.finish_reason) == (count, "length")
+    assert (completion.usage.completion_tokens, completion.finish_reason) == (count, "length")
 
 
 def test_one_token_is_one_token(without_stops):
     (completion,) = generate(without_stops, tokens(5), max_tokens=1, temperature=0.0)
-    assert completion.completion_tokens == 1
+    assert completion.usage.completion_tokens == 1
 
 
 def test_the_stream_joins_to_the_completions(loaded):
@@ -180,6 +180,8 @@ def test_padding_of_a_pack_is_ignored(without_stops):
         ([1], {"temperature": -1.0}, "temperature=-1.0"),
         ([1], {"logprobs": -1}, "logprobs=-1"),
         ([1], {"template_options": {"thinking_mode": "disabled"}}, "no prompt is a chat"),
+        ([1], {"tools": [{"name": "f"}]}, "tools are given, but no prompt is a chat"),
+        ([{"role": "user", "content": "x"}], {"tools": [{}]}, "tool 0 does not name its function"),
         ([1], {"stop": ["a", ""]}, "stop string is empty"),
         ([{"role": "friend", "content": "x"}], {}, "unknown role 'friend'"),
         ([{"content": "x"}], {}, "has no role"),

@@ -21,9 +21,7 @@ def test_the_interval_is_wilsons(hits, n, low, high):
 
 
 def answered(text, reason="stop"):
-    return Completion(
-        text=text, reasoning="", token_ids=(1,), finish_reason=reason, prompt_tokens=1
-    )
+    return Completion(text=text, token_ids=(1,), finish_reason=reason, prompt_tokens=1)
 
 
 def test_an_unfinished_or_wrong_answer_is_no_hit():
