@@ -98,14 +98,24 @@ def load_model(
     the scales is found on the way. Cache scales (k_scale, v_scale) default to 1.0, the outer scale
     of our page pool: where they are stored they have to be 1.0, which one warning tells.
     """
-    folder, start = Path(folder), time.monotonic()
+    folder = Path(folder)
     model = abstract_model(read_config(folder), dtype)
     loader = Loader(mesh=mesh, rules=rules, gate_up=gate_up)
-    parameters = parameters_of(model)
     plan = read_plan(folder, model)
-    _check_shardings(folder, plan, parameters, loader)
+    check_shardings(folder, plan, parameters_of(model), loader)
     _warn_of_cache_scales(plan)
-    nbytes = 0
+    return model, fill(parameters_of(model), plan, loader, dtype, progress)
+
+
+def fill(
+    parameters: dict[str, nnx.Param],
+    plan: Plan,
+    loader: Loader,
+    dtype: DTypeLike,
+    progress: Progress | None = None,
+) -> LoadReport:
+    """Sets each parameter to its leaf's values; plain ones become `dtype`, the router float32."""
+    start, nbytes = time.monotonic(), 0
     for leaf in plan.leaves:
         parameter = parameters[leaf.path]
         plain = jnp.float32 if is_router(leaf.path) else dtype
@@ -114,7 +124,7 @@ def load_model(
         nbytes += weight.nbytes
         if progress is not None:
             progress(leaf.path, weight.nbytes)
-    report = LoadReport(
+    return LoadReport(
         tensors=len({e.name for leaf in plan.leaves for s in leaf.tensors for e in s.parts}),
         nbytes=nbytes,
         largest_bytes=loader.largest,
@@ -122,7 +132,6 @@ def load_model(
         seconds=time.monotonic() - start,
         not_loaded=_counts(plan),
     )
-    return model, report
 
 
 def abstract_model(config: ModelConfig, dtype: DTypeLike) -> Model:
@@ -160,7 +169,7 @@ def _plan(files: CheckpointFiles, model: Model) -> Plan:
     return plan
 
 
-def _check_shardings(
+def check_shardings(
     folder: Path, plan: Plan, parameters: dict[str, nnx.Param], loader: Loader
 ) -> None:
     """Refuses shards that would cut a quantised group or leave a remainder (F91), all together."""

@@ -2,7 +2,7 @@
 that is wrong, found before any parameter exists.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from minimax_jax.stored import SUFFIXES, Stored, shape_problems, stored_form
 from minimax_jax.tensor_file import Entry
 
 SHOWN_NAMES = 3
+KnownPart = Callable[[str], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +48,18 @@ class Plan:
     problems: list[str] = field(default_factory=list)
 
 
-def make_plan(files: CheckpointFiles, shapes: Mapping[str, tuple[int, ...]]) -> Plan:
-    """The plan of a model whose parameters have these paths and shapes; problems are collected."""
-    plan, search = Plan(problems=list(files.problems)), _Search(files)
+def make_plan(
+    files: CheckpointFiles,
+    shapes: Mapping[str, tuple[int, ...]],
+    known_part: KnownPart = names.known_part,
+) -> Plan:
+    """The plan of a model whose parameters have these paths and shapes; problems are collected.
+
+    `known_part` names the part of a tensor that may be there and is not loaded.
+    """
+    plan, search = Plan(problems=list(files.problems)), _Search(files, known_part)
     plan.leaves = [leaf for path, shape in shapes.items() if (leaf := search.leaf(path, shape))]
-    plan.known = [entry for entry in files.entries.values() if names.known_part(entry.name)]
+    plan.known = [entry for entry in files.entries.values() if known_part(entry.name)]
     expected = search.used | files.damaged | {entry.name for entry in plan.known}
     unknown = [entry for name, entry in files.entries.items() if name not in expected]
     plan.problems += search.problems
@@ -103,7 +111,7 @@ class _Found(NamedTuple):
 class _Search:
     """Looks leaves up among the tensors of a checkpoint; notes what is used, missing and wrong."""
 
-    def __init__(self, files: CheckpointFiles):
+    def __init__(self, files: CheckpointFiles, known_part: KnownPart):
         self.entries: dict[str, Entry] = {}
         self.used: set[str] = set()
         self.missing: list[str] = []
@@ -111,7 +119,7 @@ class _Search:
         self.damaged = {names.strip_prefix(name) for name in files.damaged}
         for entry in files.entries.values():
             name = names.strip_prefix(entry.name)
-            if name is None or names.known_part(entry.name):
+            if name is None or known_part(entry.name):
                 continue
             if name in self.entries:
                 self.problems.append(f"{entry} and {self.entries[name]} are the same parameter")

@@ -134,7 +134,7 @@ class Loader:
 
     mesh: Mesh | None
     rules: Rules
-    gate_up: GateUp
+    gate_up: GateUp = "contiguous"
     peak: int = field(default=0)
     largest: int = field(default=0)
 

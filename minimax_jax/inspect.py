@@ -15,6 +15,7 @@ from minimax_jax import names
 from minimax_jax.checkpoint import abstract_model, find_problems, read_config
 from minimax_jax.checkpoint_files import CheckpointFiles, open_files
 from minimax_jax.checkpoint_folder import DRAFTER
+from minimax_jax.drafter_checkpoint import find_drafter_problems
 from minimax_jax.stored import SUFFIXES
 from minimax_jax.tensor_file import DTYPE_NAMES, DTYPES, SHOWN, Entry
 
@@ -76,7 +77,7 @@ def inspect_checkpoint(folder: Path | str) -> Inspection:
     num_files = len(files.shards)
     if (folder / DRAFTER / "config.json").is_file():
         drafter = open_files(folder / DRAFTER)
-        problems += [f"{DRAFTER}/{problem}" for problem in drafter.problems]
+        problems += [f"{DRAFTER}/{p}" for p in find_drafter_problems(drafter, config)]
         counted += [(f"{DRAFTER}/", *_form(drafter, e), e) for e in drafter.entries.values()]
         num_files += len(drafter.shards)
     return Inspection(

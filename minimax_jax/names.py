@@ -11,6 +11,8 @@ such as `layers.3.attention.q_proj.weight`. A `Place` says where a file has a le
     up half        rows [F, 2F), or odd rows                     (transformers' text-only files)
 
 In a tensor that stacks experts [E, ...] the same two halves are taken of every expert.
+
+The drafter's parameters are in the same table; their names and paths begin with `dspark.`.
 """
 
 import re
@@ -23,6 +25,7 @@ Layout = Literal["whole", "per expert", "gate half", "up half"]
 
 RELEASED_PREFIX = "language_model.model."
 RELEASED_HEAD = "language_model.lm_head."
+DRAFTER = "dspark."
 # Longer prefixes first; the head has none of its own beside `language_model.`.
 PREFIXES = (RELEASED_PREFIX, "model.language_model.", "model.")
 HEADS = (RELEASED_HEAD, "lm_head.")
@@ -106,6 +109,23 @@ def _expert_rows() -> dict[str, tuple[Place, ...]]:
     return rows
 
 
+def _drafter_rows() -> dict[str, tuple[Place, ...]]:
+    """spec/dspark 1.2; a draft layer's parts are called as a target layer's."""
+    rows = {
+        "fc.weight": "fc.weight",
+        "hidden_norm.weight": "hidden_norm.weight",
+        "norm.weight": "final_norm.weight",
+        "markov.w1": "markov_head.markov_w1.weight",
+        "markov.w2.weight": "markov_head.markov_w2.weight",
+        "confidence.weight": "confidence_head.proj.weight",
+        "confidence.bias": "confidence_head.proj.bias",
+    }
+    for path, (place, *_) in (_layer_rows() | _mlp_rows("mlp", "mlp")).items():
+        if "indexer" not in path and "router" not in path:
+            rows[path] = place.name.replace("layers.{i}.", "layers.{i}.decoder_layer.")
+    return {DRAFTER + path: (Place(name=DRAFTER + name),) for path, name in rows.items()}
+
+
 @cache
 def table() -> dict[str, tuple[Place, ...]]:
     """Model path -> places, with `{i}` for the layer; the first place is the released files'."""
@@ -119,6 +139,7 @@ def table() -> dict[str, tuple[Place, ...]]:
         **_mlp_rows("mlp", "mlp"),
         **{path: places + in_transformers[path] for path, places in shared.items()},
         **_expert_rows(),
+        **_drafter_rows(),
     }
 
 
@@ -151,14 +172,16 @@ def path_of(name: str) -> tuple[str, int | None] | None:
 
 
 def strip_prefix(file_name: str) -> str | None:
-    """The name of a text-model tensor without its prefix; None if it has none of the known ones."""
+    """The name of a text-model or drafter tensor without its prefix; None if it has none of the
+    known ones.
+    """
     for head in HEADS:
         if file_name.startswith(head):
             return "lm_head." + file_name.removeprefix(head)
     for prefix in PREFIXES:
         if file_name.startswith(prefix):
             return file_name.removeprefix(prefix)
-    return None
+    return file_name if file_name.startswith(DRAFTER) else None
 
 
 def add_prefix(name: str) -> str:

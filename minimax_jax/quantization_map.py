@@ -17,7 +17,7 @@ from typing import Any
 from minimax_jax import names
 from minimax_jax.checkpoint_files import read_json
 from minimax_jax.checkpoint_plan import LeafPlan
-from minimax_jax.quantize import Form
+from minimax_jax.quantize import Form, is_projection
 
 EXCLUSIONS = ("ignored_layers", "modules_to_not_convert", "exclude_modules", "ignore")
 MODELOPT = "hf_quant_config.json"
@@ -37,16 +37,13 @@ def sections(folder: Path) -> list[Mapping[str, Any]]:
 def map_problems(section: Mapping[str, Any], leaves: Iterable[LeafPlan]) -> list[str]:
     """What the section says about single modules and the headers do not bear out."""
     modules = _Modules(leaves)
-    problems: list[str] = []
-    excluded: set[str] = set()
-    for pattern in (p for key in EXCLUSIONS for p in section.get(key) or ()):
-        for module in modules.matching(pattern):
-            excluded.add(module)
-            if modules.form[module] != "plain":
-                problems.append(
-                    f"{module} is stored as {modules.form[module]}, but the quantization config "
-                    f"excludes it by {pattern!r}"
-                )
+    excluded = modules.excluded(section)
+    problems = [
+        f"{module} is stored as {modules.form[module]}, but the quantization config excludes it by "
+        f"{pattern!r}"
+        for module, pattern in excluded.items()
+        if modules.form[module] != "plain"
+    ]
     for pattern, said in _mapped(section):
         form = _form(said)
         matching = modules.matching(pattern)
@@ -65,6 +62,22 @@ def map_problems(section: Mapping[str, Any], leaves: Iterable[LeafPlan]) -> list
     return problems
 
 
+def one_format_problems(
+    section: Mapping[str, Any], leaves: Iterable[LeafPlan], form: Form
+) -> list[str]:
+    """Projections that are not in the one form that a whole section stands for, nor excluded."""
+    leaves = list(leaves)
+    excluded = _Modules(leaves).excluded(section)
+    return [
+        f"{leaf.tensors[0].parts[0]} is stored as {leaf.form}, but the quantization config says "
+        f"{form}"
+        for leaf in leaves
+        if is_projection(leaf.path)
+        and leaf.form != form
+        and leaf.place.name.removesuffix(".weight") not in excluded
+    ]
+
+
 class _Modules:
     """The text model's matrices by name, in all layouts, without prefix."""
 
@@ -79,6 +92,11 @@ class _Modules:
             parts = module.split(".")
             for i in range(1, len(parts)):
                 self.children.setdefault(".".join(parts[:i]), []).append(module)
+
+    def excluded(self, section: Mapping[str, Any]) -> dict[str, str]:
+        """Modules that a section excludes from quantisation, with the pattern that says so."""
+        patterns = [p for key in EXCLUSIONS for p in section.get(key) or ()]
+        return {module: p for p in reversed(patterns) for module in self.matching(p)}
 
     def matching(self, pattern: str) -> list[str]:
         if pattern.startswith("re:") or any(c in pattern for c in "*?["):

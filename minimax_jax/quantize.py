@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from minimax_jax.model import Model
 from pallas_kernels.layouts import mxfp8, nvfp4
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
@@ -30,7 +30,7 @@ Weight = Any  # a jax or numpy array, MXFP8Tensor or NVFP4Tensor
 FORMATS: tuple[Format, ...] = ("m3.1", "mxfp8", "bf16")
 _EXPERT_FORM: dict[str, Form] = {"m3.1": "nvfp4", "mxfp8": "mxfp8", "bf16": "plain"}
 _PROJECTION_FORM: dict[str, Form] = {"m3.1": "mxfp8", "mxfp8": "mxfp8", "bf16": "plain"}
-M = TypeVar("M")
+M = TypeVar("M", bound=nnx.Module)  # the target, or its drafter
 
 
 def as_format(name: str) -> Format:
@@ -105,7 +105,7 @@ def _straight_through(form: Form, primals, tangents):
     return seen_through(primals[0], form), tangents[0]
 
 
-def quantize_model(model: Model, name: str) -> Model:
+def quantize_model(model: M, name: str) -> M:
     """The model with its weights stored in a format. What a format leaves plain stays as it is,
     except that `bf16` makes everything but the router bfloat16.
     """
@@ -115,7 +115,7 @@ def quantize_model(model: Model, name: str) -> Model:
     return _map(lambda path, weight: to_form(weight, form_in(path, chosen)), model)
 
 
-def dequantize_model(model: Model, dtype: DTypeLike = jnp.float32) -> Model:
+def dequantize_model(model: M, dtype: DTypeLike = jnp.float32) -> M:
     """The model with plain weights of one dtype; the router stays float32."""
 
     def plain(path: str, weight: Weight) -> Array:
@@ -125,7 +125,7 @@ def dequantize_model(model: Model, dtype: DTypeLike = jnp.float32) -> Model:
     return _map(plain, model)
 
 
-def fake_quantize_model(model: Model, name: str) -> Model:
+def fake_quantize_model(model: M, name: str) -> M:
     """The whole model seen through its storage format, with straight-through gradients.
 
     Plain weights keep their dtype; weights that are quantised already stay. What `quantize_model`

@@ -25,7 +25,7 @@ def drafted(target: ModelConfig | None = None, **changes) -> ModelConfig:
     drafter = DrafterConfig(
         num_layers=2,
         attention=replace(target.attention, rope_theta=1e4),
-        mlp=MLPConfig(dense_dim=96, limit=2.0),
+        mlp=MLPConfig(dense_dim=128, limit=2.0),
         norm_eps=1e-5,
         markov_rank=16,
         draft_block=7,
