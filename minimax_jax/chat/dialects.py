@@ -13,15 +13,15 @@ NAMESPACE = "]<]minimax[>["
 # The functions of MCP servers have names of up to some 130 characters; parameters, of some 60.
 MAX_NAME = 256
 
-# name="f", name='f' or name=f
+# name="f", name='f' or name=f. A `<` in it belongs to the next tag.
 _ATTRIBUTE = (
-    rf"""[ \t]{{1,8}}name=(?:"(?P<double>[^"\n]{{1,{MAX_NAME}}})"|"""
-    rf"""'(?P<single>[^'\n]{{1,{MAX_NAME}}})'|(?P<bare>[^\s<>"']{{1,{MAX_NAME}}}))[ \t]{{0,8}}"""
+    rf"""[ \t]{{1,8}}name=(?:"(?P<double>[^"<\n]{{1,{MAX_NAME}}})"|"""
+    rf"""'(?P<single>[^'<\n]{{1,{MAX_NAME}}})'|(?P<bare>[^\s<>"']{{1,{MAX_NAME}}}))[ \t]{{0,8}}"""
 )
 # What may still become a tag: the longest without quotes has a bare name.
 _PARTIAL = rf"[^<>\n]{{0,{MAX_NAME + 32}}}"
 _PARTIAL_QUOTED = (
-    rf"""[ \t]{{1,8}}name=(?:"[^"\n]{{0,{MAX_NAME}}}"?|'[^'\n]{{0,{MAX_NAME}}}'?)[ \t]{{0,8}}"""
+    rf"""[ \t]{{1,8}}name=(?:"[^"<\n]{{0,{MAX_NAME}}}"?|'[^'<\n]{{0,{MAX_NAME}}}'?)[ \t]{{0,8}}"""
 )
 
 
