@@ -1,9 +1,9 @@
-"""The command `minimax-jax`: generate, inspect, convert."""
+"""The command `minimax-jax`: generate, chat, inspect, convert."""
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from configs.parts import CACHE_FORMATS
-from minimax_jax.chat import read_messages
+from minimax_jax.chat import TurnMemory, read_messages, read_tools
+from minimax_jax.chat.thinking import EFFORTS, MODES, NO_EFFORT
 from minimax_jax.compiled import keep_compiled_programs
-from minimax_jax.completion import Completion
+from minimax_jax.completion import Completion, Delta
 from minimax_jax.convert import convert
-from minimax_jax.generate import PromptLike, generate
+from minimax_jax.generate import Options, PromptLike, generate
 from minimax_jax.inspect import inspect_checkpoint, print_inspection
-from minimax_jax.loaded import find, load
+from minimax_jax.loaded import LoadedModel, find, load
+from minimax_jax.python_tools import PythonTools
+from minimax_jax.terminal_chat import TerminalChat
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_generate(
         commands.add_parser("generate", allow_abbrev=False, help="answer prompts or chats")
     )
+    _add_chat(commands.add_parser("chat", allow_abbrev=False, help="a chat in the terminal"))
     _add_inspect(commands.add_parser("inspect", help="what a checkpoint holds, without loading it"))
     _add_convert(commands.add_parser("convert", help="write a checkpoint in another format"))
     return parser
@@ -75,13 +79,46 @@ def _convert(options: argparse.Namespace) -> None:
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_generate)
-    parser.add_argument("--model", required=True, help="bundled name, folder, or hub name")
-    parser.add_argument("--revision", help="branch, tag or commit of a hub name")
+    _add_model(parser)
     what = parser.add_argument_group("what to answer (each may be repeated)")
     what.add_argument("--prompt", action="append", default=[], help="plain text to continue")
     what.add_argument(
         "--chat", action="append", default=[], help="a user's message, or messages as a JSON list"
     )
+    chats = _add_thinking(parser)
+    chats.add_argument("--tools", type=Path, help="a JSON file with a list of tool definitions")
+    how = _add_sampling(parser)
+    how.add_argument("--logprobs", type=int, help="likeliest tokens to report at each place")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_chat)
+    _add_model(parser)
+    chats = _add_thinking(parser)
+    chats.add_argument("--system", help="what is said to the model before the chat")
+    chats.add_argument("--tools", type=Path, help="a Python file of functions; it is executed")
+    _add_sampling(parser)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, help="bundled name, folder, or hub name")
+    parser.add_argument("--revision", help="branch, tag or commit of a hub name")
+    form = parser.add_argument_group("formats")
+    form.add_argument("--dtype", choices=("float32", "bfloat16"), help="of activations")
+    form.add_argument("--kv", choices=CACHE_FORMATS, help="format of cached keys and values")
+    form.add_argument("--index", choices=CACHE_FORMATS, help="format of cached index keys")
+    form.add_argument("--compute", choices=("exact", "e4m3"), default="exact")
+
+
+def _add_thinking(parser: argparse.ArgumentParser) -> Any:
+    chats = parser.add_argument_group("chats")
+    chats.add_argument("--thinking-mode", choices=MODES, help="by default the template's own")
+    chats.add_argument("--reasoning-effort", choices=NO_EFFORT + EFFORTS)
+    return chats
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> Any:
     how = parser.add_argument_group("sampling")
     how.add_argument("--max-tokens", type=int, default=256)
     how.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (the default)")
@@ -90,19 +127,10 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--min-p", type=float, default=0.0)
     how.add_argument("--seed", type=int, default=0)
     how.add_argument("--stop", action="append", default=[], help="a stop string (repeatable)")
-    how.add_argument("--logprobs", type=int, help="likeliest tokens to report at each place")
-    form = parser.add_argument_group("formats")
-    form.add_argument("--dtype", choices=("float32", "bfloat16"), help="of activations")
-    form.add_argument("--kv", choices=CACHE_FORMATS, help="format of cached keys and values")
-    form.add_argument("--index", choices=CACHE_FORMATS, help="format of cached index keys")
-    form.add_argument("--compute", choices=("exact", "e4m3"), default="exact")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    return how
 
 
-def _generate(options: argparse.Namespace) -> None:
-    prompts: list[PromptLike] = [*options.prompt, *map(_chat, options.chat)]
-    if not prompts:
-        raise ValueError("nothing to answer: give --prompt or --chat")
+def _load(options: argparse.Namespace) -> LoadedModel:
     loaded = load(
         options.model,
         dtype=options.dtype,
@@ -112,9 +140,15 @@ def _generate(options: argparse.Namespace) -> None:
         revision=options.revision,
     )
     print(f"{options.model}: {loaded.report}", file=sys.stderr)
-    completions = generate(
-        loaded,
-        prompts,
+    return loaded
+
+
+def _sampling(options: argparse.Namespace) -> Options:
+    thinking = {
+        "thinking_mode": options.thinking_mode,
+        "reasoning_effort": options.reasoning_effort,
+    }
+    return Options(
         max_tokens=options.max_tokens,
         temperature=options.temperature,
         top_p=options.top_p,
@@ -122,14 +156,42 @@ def _generate(options: argparse.Namespace) -> None:
         min_p=options.min_p,
         seed=options.seed,
         stop=options.stop,
-        logprobs=options.logprobs,
+        template_options={k: v for k, v in thinking.items() if v is not None},
     )
+
+
+def _generate(options: argparse.Namespace) -> None:
+    prompts: list[PromptLike] = [*options.prompt, *map(_read_chat, options.chat)]
+    if not prompts:
+        raise ValueError("nothing to answer: give --prompt or --chat")
+    tools = [] if options.tools is None else read_tools(options.tools.read_text("utf-8"))
+    loaded = _load(options)
+    how: Options = {**_sampling(options), "tools": tools, "logprobs": options.logprobs}
+    completions = generate(loaded, prompts, **how)
     show = _print_json if options.json else _print_text
     for prompt, completion in zip([*options.prompt, *options.chat], completions, strict=True):
         show(prompt, completion)
 
 
-def _chat(text: str) -> PromptLike:
+def _chat(options: argparse.Namespace) -> None:
+    tools = None if options.tools is None else PythonTools.load(options.tools)
+    loaded, how, console = _load(options), _sampling(options), Console()
+
+    def answer(messages: PromptLike, tools: list[Any], turns: TurnMemory) -> Iterator[Delta]:
+        asked: Options = {**how, "tools": tools, "turns": turns}
+        return generate(loaded, messages, stream=True, **asked)
+
+    def read() -> str:
+        line = console.input("[bold]> [/bold]")
+        if not sys.stdin.isatty():
+            console.print(line, markup=False)  # a script's questions belong between the answers
+        return line
+
+    chat = TerminalChat(answer=answer, console=console, tools=tools, system=options.system)
+    chat.run(read)
+
+
+def _read_chat(text: str) -> PromptLike:
     """A chat from the command line: JSON when it begins like JSON, else one user message."""
     if text.lstrip().startswith(("[", "{")):
         return read_messages(text)
@@ -150,6 +212,8 @@ def completion_json(completion: Completion) -> dict[str, Any]:
         "usage": completion.usage.to_dict(),
         "seconds": round(completion.seconds, 3),
     }
+    if completion.message is not None and completion.message.tool_calls:
+        record["tool_calls"] = completion.message.to_dict()["tool_calls"]
     if completion.logprobs is not None:
         record["logprobs"] = [
             {"token_id": one.token_id, "logprob": one.logprob, "top": [list(t) for t in one.top]}
@@ -164,7 +228,13 @@ def _print_text(prompt: str, completion: Completion) -> None:
     if completion.reasoning is not None:
         console.print(f"[dim]  thought  {escape(completion.reasoning)}[/dim]")
     answer = completion.text if completion.text is not None else str(list(completion.token_ids))
-    cut = "" if completion.finish_reason == "stop" else f"  ({completion.finish_reason})"
+    for call in [] if completion.message is None else completion.message.tool_calls:
+        console.print(f"  call     {escape(call.name)} {escape(call.arguments)}")
+    cut = (
+        ""
+        if completion.finish_reason in ("stop", "tool_calls")
+        else f"  ({completion.finish_reason})"
+    )
     console.print(f"  answer   {escape(answer)}[dim]{cut}[/dim]")
 
 

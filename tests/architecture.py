@@ -26,7 +26,7 @@ FLOORS = {
 WAY_UP = {"rl/__main__.py": {"serving"}}
 # Other projects that each package may import: the base install and nothing heavier.
 ARRAYS = {"jax", "numpy", "ml_dtypes", "jaxtyping"}
-FILES_AND_TEXT = {"safetensors", "tokenizers", "jinja2", "huggingface_hub", "rich"}
+FILES_AND_TEXT = {"safetensors", "tokenizers", "jinja2", "huggingface_hub", "pydantic", "rich"}
 THIRD_PARTY = {
     "configs": set(),
     "pallas_kernels": ARRAYS | {"jaxlib", "jax_triton", "triton"},

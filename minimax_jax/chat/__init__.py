@@ -8,6 +8,7 @@ from minimax_jax.chat.parser import ReplyParser, parse_reply
 from minimax_jax.chat.prompt import Chat, ChatFormat, Prompt
 from minimax_jax.chat.template import ChatTemplate
 from minimax_jax.chat.tokenizer import Tokenizer
+from minimax_jax.chat.tools import read_tools
 from minimax_jax.chat.turns import TurnMemory
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "Usage",
     "parse_reply",
     "read_messages",
+    "read_tools",
 ]

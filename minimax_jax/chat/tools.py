@@ -1,9 +1,19 @@
 """Tool definitions as clients send them, in OpenAI's form, which templates and parsers read."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minimax_jax.chat.plain import plain_data
+
+
+def read_tools(text: str) -> list[dict[str, Any]]:
+    """Tool definitions from JSON text: a list in any form that `tool_definitions` reads."""
+    try:
+        tools = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"the tools are not valid JSON: {error}") from error
+    return tool_definitions(tools)
 
 
 def tool_definitions(tools: Any) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 mistake.
 """
 
+import io
 import json
 import shutil
 
@@ -64,6 +65,30 @@ def test_prompts_and_chats_keep_their_order(capsys, folder):
     assert out.index("12") < out.index("7 * 8") < out.index("9?")
 
 
+def test_chat_options_reach_the_template(capsys, folder, tmp_path):
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"name": "f", "input_schema": {"type": "object"}}]')
+    generate = ("generate", "--model", folder, "--chat", "9?", "--max-tokens", "1", "--json")
+
+    def prompt_tokens(*options: str) -> int:
+        return json.loads(run(capsys, *generate, *options))["usage"]["prompt_tokens"]
+
+    plain = prompt_tokens()
+    assert prompt_tokens("--thinking-mode", "adaptive") == plain - 1
+    assert prompt_tokens("--reasoning-effort", "low") > plain
+    assert prompt_tokens("--tools", str(tools)) > plain
+
+
+def test_chat_answers_what_stdin_asks(capsys, folder, tmp_path, monkeypatch):
+    tools = tmp_path / "tools.py"
+    tools.write_text("def f(x: int) -> int:\n    return x")
+    monkeypatch.setattr("sys.stdin", io.StringIO("1+1?\n/new\n2+2?\n"))
+    options = ("--max-tokens", "3", "--tools", str(tools), "--system", "S")
+    out = run(capsys, "chat", "--model", folder, *options)
+    assert out.index("/new begins") < out.index("> 1+1?") < out.index("> 2+2?")
+    assert out.count("(length)") == 2
+
+
 def test_inspect_prints_what_is_there(capsys, folder):
     out = run(capsys, "inspect", folder)
     assert "nvfp4" in out and "2 layers" in out
@@ -86,6 +111,9 @@ def test_convert_writes_what_inspect_reads(capsys, folder, tmp_path):
         (["generate", "--model", "FOLDER", "--prompt", "1 " * 3000], "more than the context"),
         (["generate", "--model", "FOLDER", "--prompt", "x", "--kv", "int3"], "invalid choice"),
         (["generate", "--model", "FOLDER", "--prompt", "x", "--no-such"], "unrecognized arguments"),
+        (["generate", "--model", "FOLDER", "--chat", "x", "--tools", "none.json"], "none.json"),
+        (["generate", "--model", "FOLDER", "--chat", "x", "--reasoning-effort", "9"], "invalid ch"),
+        (["chat", "--model", "FOLDER", "--tools", "none.py"], "none.py is not a Python file"),
         (["inspect", "nosuch"], "'nosuch' is neither"),
         (["convert", "FOLDER", "FOLDER", "--format", "bf16"], "not an empty folder"),
         (["convert", "FOLDER", "elsewhere", "--format", "bf16", "--layers", "7"], "7"),
