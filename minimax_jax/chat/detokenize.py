@@ -63,6 +63,7 @@ class TextStream:
         self.match: StopMatch | None = None
         self._decoder = DecodeStream(tokenizer)
         self._stops = [_StopString(text) for text in stop]
+        self._first_characters = {text[0] for text in stop}
         self._include_stop = include_stop
         self._held = ""
         self._tokens = _TokenEnds()
@@ -83,12 +84,15 @@ class TextStream:
         return certain + held
 
     def _take(self, piece: str) -> str:
-        for place, character in enumerate(piece) if self._stops else ():
+        if not self._held and self._first_characters.isdisjoint(piece):
+            self._tokens.forget(len(piece))
+            return piece
+        for place, character in enumerate(piece):
             complete = [stop.text for stop in self._stops if stop.advance(character)]
             if complete:
                 return self._end(self._held + piece[: place + 1], max(complete, key=len))
         text = self._held + piece
-        certain = len(text) - max((stop.matched for stop in self._stops), default=0)
+        certain = len(text) - max(stop.matched for stop in self._stops)
         self._held = text[certain:]
         self._tokens.forget(certain)
         return text[:certain]

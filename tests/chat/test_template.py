@@ -75,6 +75,23 @@ def test_enable_thinking_is_an_alias_that_an_explicit_mode_overrides(template):
     assert both == plain_render(HI, "adaptive")
 
 
+def test_effort_is_told_in_the_first_turn_and_only_where_it_was_asked(template):
+    told = "<thinking_instructions>\neffort: high\n</thinking_instructions>[e~[\n"
+    plain = plain_render(HI).removeprefix("]~!b[")
+    assert template.render(HI, reasoning_effort="high") == f"]~!b[]~b]system\n{told}{plain}"
+    root = [{"role": "root", "content": "R"}, *HI]
+    rendered = template.render(root, reasoning_effort="high")
+    assert rendered == f"]~!b[]~b]system\nR\n\n{told}{plain}"
+    assert template.render(HI, reasoning_effort="none") == plain_render(HI, "disabled")
+
+
+def test_argument_that_is_nothing_is_left_out_and_an_empty_one_is_not(template):
+    function = {"name": "f", "arguments": {"no": None, "list": [], "object": {}, "text": ""}}
+    turn = {"role": "assistant", "tool_calls": [{"function": function}]}
+    empty = "".join(f"{NS}<{name}>{NS}</{name}>" for name in ("list", "object", "text"))
+    assert f'<invoke name="f">{empty}{NS}</invoke>' in template.render([turn])
+
+
 def test_document_start_is_written_once(template):
     for messages in conversations():
         assert template.render(messages).count("]~!b[") == 1

@@ -58,6 +58,7 @@ def test_a_stop_string_ends_text_ids_and_logprobs_at_one_token(stop):
 
 
 def test_stop_strings_match_inside_the_thought():
+    """F143, as the policy has it: a stop string ends the text wherever it is generated."""
     ids = encode("Question: 1+1</mm:think>2")
     completion = done(collect(ids, prompt=CHAT, stop=["Question:"]))
     assert (completion.reasoning, completion.text) == ("", "")
