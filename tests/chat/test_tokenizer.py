@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from minimax_jax.chat import Tokenizer
+from minimax_jax.chat import Chat, ChatFormat, ChatTemplate, Tokenizer
+from tests.chat.chats import matrix
 from tests.chat.folders import TINY
 
 TEXTS = [
@@ -111,15 +112,16 @@ def test_folder_without_a_tokenizer_is_refused(tmp_path):
 
 @pytest.mark.parity
 def test_ids_agree_with_transformers():
+    """F13: the template that ships, rendered by another implementation, in every cell."""
     transformers = pytest.importorskip("transformers")
-    from minimax_jax.chat import ChatTemplate
-
     theirs = transformers.AutoTokenizer.from_pretrained(TINY)
-    messages = [
-        {"role": "user", "content": "What is 47+85? 😀"},
-        {"role": "assistant", "reasoning_content": "47+85: 7+5=12", "content": "132"},
-        {"role": "user", "content": "Add 2 and 3."},
-    ]
-    ids = Tokenizer.load(TINY).encode(ChatTemplate.load(TINY).render(messages))
-    chat = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert chat == ids
+    ours = ChatFormat(template=ChatTemplate.load(TINY), tokenizer=Tokenizer.load(TINY))
+    for messages, tools, options in matrix():
+        ids = ours.prompt(Chat(messages=messages, tools=tools, options=options)).ids
+        for message in messages:
+            for call in message.get("tool_calls", ()):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        same = theirs.apply_chat_template(
+            messages, tools=tools or None, add_generation_prompt=True, return_dict=False, **options
+        )
+        assert same == ids
