@@ -10,9 +10,8 @@ install: $(INSTALLED)
 demo: $(INSTALLED)
 	.venv/bin/minimax-jax generate --model tiny \
 	  --chat "What is 47 + 38?" \
-	  --chat "What is 305 - 128?" \
-	  --chat "What is 7 * 12?" \
-	  --chat "Tom has 14 apples and buys 9 more. How many apples does he have?"
+	  --chat "Eva has 52 eggs and gives 17 to Leo. How many eggs are left?" \
+	  --chat "There are 6 boxes with 12 pens in each box. How many pens are there?"
 
 test: $(INSTALLED)
 	.venv/bin/ruff format --check
