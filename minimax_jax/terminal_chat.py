@@ -1,7 +1,10 @@
 """A chat in the terminal: answers stream, thoughts are dim, tools are called, history is kept."""
 
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any
 
 from rich.console import Console
@@ -80,10 +83,13 @@ class TerminalChat:
         definitions = [] if self.tools is None else self.tools.definitions
         done: Completion | None = None
         shown = _Shown(self.console)
-        for delta in self.answer(self.messages, definitions, self.turns):
-            assert delta.message is not None, "a chat has messages"
-            shown.add(delta.message)
-            done = delta.completion
+        with _stopped_between_deltas() as stopped:
+            for delta in self.answer(self.messages, definitions, self.turns):
+                assert delta.message is not None, "a chat has messages"
+                shown.add(delta.message)
+                done = delta.completion
+                if stopped.is_set():
+                    raise KeyboardInterrupt
         shown.end()
         assert done is not None and done.message is not None
         if done.finish_reason not in ("stop", "tool_calls"):
@@ -130,3 +136,22 @@ def write(console: Console, text: str, style: str) -> None:
     """Text as it is: no markup is read, no line is broken, and escape sequences do nothing."""
     visible = text.replace("\x1b", "\u241b")
     console.print(visible, style=style, end="", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _stopped_between_deltas() -> Iterator[Event]:
+    """Ctrl-C sets the event instead of tearing a step apart, which may crash the process as it
+    exits; a second Ctrl-C does not wait.
+    """
+    stopped = Event()
+
+    def stop(signal_number: int, frame: Any) -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        stopped.set()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 from dataclasses import replace
 
 import pytest
@@ -156,3 +157,21 @@ def test_what_fails_or_is_stopped_leaves_the_chat_as_it_was(failure, told):
     chat, _, screen = chat_of("</mm:think>a", failure, "</mm:think>b", questions=["1", "2", "3"])
     assert told in screen
     assert [message["content"] for message in chat.messages] == ["1", "a", "3", "b"]
+
+
+def test_ctrl_c_stops_between_two_deltas():
+    class Interrupted(Script):
+        def __call__(self, messages, tools, turns):
+            for place, delta in enumerate(super().__call__(messages, tools, turns)):
+                if place == 2:
+                    signal.raise_signal(signal.SIGINT)
+                yield delta
+
+    before = signal.getsignal(signal.SIGINT)
+    screen = io.StringIO()
+    script = Interrupted("</mm:think>one two three four")
+    chat = TerminalChat(answer=script, console=Console(file=screen))
+    chat.ask("count")
+    assert chat.messages == [] and "stopped; the question is forgotten" in screen.getvalue()
+    assert "four" not in screen.getvalue()
+    assert signal.getsignal(signal.SIGINT) is before
