@@ -126,7 +126,7 @@ def read_prompt(
         raise ValueError(f"{loaded.folder} has no tokenizer.json: give prompts as token ids")
     if isinstance(prompt, str):
         return Prompt(ids=loaded.tokenizer.encode(prompt))
-    return _chat_format(loaded, turns).prompt(replace(asked, messages=prompt))
+    return _chat_format(loaded, turns).prompt(replace(asked, messages=tuple(prompt)))
 
 
 def _chat_format(loaded: LoadedModel, turns: TurnMemory | None) -> ChatFormat:
