@@ -3,6 +3,7 @@
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from configs.parts import AttentionConfig
@@ -15,7 +16,8 @@ def rope_angles(
     (spec/model 2.6).
     """
     half = config.rotary_dim // 2
-    exponents = jnp.arange(half, dtype=jnp.float32) / max(half, 1)
-    frequencies = config.rope_theta**-exponents
+    # on the host: a GPU's own power is a unit off, which a million positions make visible
+    exact = config.rope_theta ** -(np.arange(half) / max(half, 1))
+    frequencies = exact.astype(np.float32)
     angles = positions[..., None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)

@@ -29,3 +29,6 @@ def pytest_configure():
 def pytest_runtest_setup(item: pytest.Item):
     if item.get_closest_marker("gpu") and jax.default_backend() != "gpu":
         pytest.skip("needs a GPU")
+    devices = item.get_closest_marker("devices")
+    if devices and jax.device_count() < devices.args[0]:
+        pytest.skip(f"needs {devices.args[0]} devices")

@@ -19,6 +19,8 @@ from sharding.rules import SERVE, with_parallel
 from tests.checkpoint import files
 from tests.checkpoint.files import assert_same, load, values_of
 
+pytestmark = pytest.mark.devices(8)
+
 CONFIG = replace(
     tiny(),
     sparse_layers=(True,) * 2,

@@ -123,6 +123,7 @@ def test_a_drafter_without_confidence_head_has_two_tensors_less(tmp_path):
         loaded(folder)
 
 
+@pytest.mark.devices(2)
 def test_a_mesh_gets_its_shards(tmp_path):
     folder = files.write(tmp_path / "model", CONFIG, files.released(CONFIG)[0])
     mesh = make_mesh(ParallelConfig(tp=2))

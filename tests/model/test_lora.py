@@ -63,9 +63,8 @@ def merged(model: Model, adapter: dict[tuple[str, ...], LowRank]) -> Model:
         for name in path:
             module = module[int(name)] if name.isdigit() else getattr(module, name)
         weight = module.weight.get_value()
-        module.weight.set_value(
-            weight + pair.scale * jnp.einsum("...FR,...RD->...FD", pair.b, pair.a)
-        )
+        update = jnp.einsum("...FR,...RD->...FD", pair.b, pair.a, precision="highest")
+        module.weight.set_value(weight + pair.scale * update)
     return model
 
 

@@ -13,6 +13,8 @@ from minimax_jax.checkpoint import save_model
 from sharding.mesh import make_mesh
 from tests.model.models import random_model, small, tokens
 
+pytestmark = pytest.mark.devices(8)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

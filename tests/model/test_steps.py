@@ -1,5 +1,6 @@
 """The jitted steps: memory, and logits of chosen rows only."""
 
+import jax
 import jax.numpy as jnp
 import jaxtyping
 import pytest
@@ -12,6 +13,8 @@ from pallas_kernels.layouts.pool import CacheFormats
 from tests.model.models import random_model, small
 
 BLOCKS = 2048
+# cuBLAS keeps 32 MiB for itself in a program with matrix products, whatever the pool
+WORKSPACE = 34 * 2**20 if jax.default_backend() == "gpu" else 0
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +47,7 @@ def test_no_step_program_copies_the_pool(fmt):
     pool_bytes = layout.block_bytes * BLOCKS
     for name, program in step_programs(fmt):
         temporary = program.memory_analysis().temp_size_in_bytes
-        assert temporary < 0.05 * pool_bytes, (name, temporary, pool_bytes)
+        assert temporary - WORKSPACE < 0.05 * pool_bytes, (name, temporary, pool_bytes)
 
 
 def test_prefill_makes_no_logits_of_the_prompt():

@@ -10,6 +10,7 @@ from configs.parallel import ParallelConfig
 from sharding import SERVE, constrain, local, make_mesh, named_sharding
 from tests.numerics import assert_close
 
+pytestmark = pytest.mark.devices(8)
 MESH = ParallelConfig(dp=2, tp=4)
 
 

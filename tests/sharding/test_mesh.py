@@ -7,6 +7,8 @@ from jax.sharding import AxisType
 from configs.parallel import ParallelConfig
 from sharding import make_mesh
 
+pytestmark = pytest.mark.devices(8)
+
 
 @pytest.mark.parametrize(
     ("text", "shape"),
