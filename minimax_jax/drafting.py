@@ -1,5 +1,5 @@
 """What the drafter does in a step: inject the context of committed tokens, propose the next ones
-(spec/dspark 1.3, 2.3). Pure functions, everything an argument; `speculation_steps` jits them.
+(spec/dspark 1.3, 2.3). Pure functions, everything an argument; `speculate` jits them.
 """
 
 from collections.abc import Sequence

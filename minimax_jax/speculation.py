@@ -53,8 +53,8 @@ class Uniforms:
     that is there, one draws the token if it is the last to be committed.
     """
 
-    accept: Float[Array, "B U"]  # U = T + 1
-    token: Float[Array, "B U"]
+    accept: Float[Array, "B places"]
+    token: Float[Array, "B places"]
 
     @classmethod
     def of(cls, sampling: SamplingState, anchors: Int[Array, "B"], num_drafts: int) -> "Uniforms":

@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache
+from minimax_jax.drafter import Drafter
+from minimax_jax.drafting import inject
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
 from minimax_jax.sampling import SamplingState, sample
@@ -67,14 +69,18 @@ def prefill(
     batch: Batch,
     last: Int[Array, "B"],
     logits: Float[Array, "B V"],
+    drafter: Drafter | None = None,
 ) -> tuple[Cache, Float[Array, "B V"]]:
-    """Runs one chunk of each sequence's prompt into its pages.
+    """Runs one chunk of each sequence's prompt into its pages, those of a drafter too.
 
     Where a prompt ends in this chunk (`last` is its token's column, -1 otherwise) its row of
     `logits` is replaced. The head sees those rows alone.
     """
-    hidden, cache_out, _ = model.hidden(batch, cache.layout, cache, adapter)
+    layers = () if drafter is None else drafter.config.target_layers
+    hidden, cache_out, taps = model.hidden(batch, cache.layout, cache, adapter, taps=layers)
     assert cache_out is not None
+    if drafter is not None:
+        cache_out = inject(drafter, cache_out, taps, batch)
     rows = jnp.take_along_axis(hidden, jnp.maximum(last, 0)[:, None, None], axis=1)[:, 0]
     return cache_out, jnp.where((last >= 0)[:, None], model.logits(rows, adapter), logits)
 
@@ -98,13 +104,25 @@ def decode(
     return cache, state, generated
 
 
-def _decode_one(model, adapter, block_table, sampling, options, cache: Cache, state: DecodeState):
+def next_token(
+    state: DecodeState, sampling: SamplingState, stop_ids: tuple[int, ...], top_logprobs: int
+) -> tuple[Int[Array, "B"], Bool[Array, "B"], Generated]:
+    """Each sequence's next token, whether the sequence goes on after it, and what to report."""
     broken = state.running & jnp.any(jnp.isnan(state.logits), axis=-1)
     running = state.running & ~broken & (state.positions < state.limits)
     tokens = sample(state.logits, sampling, state.positions)
-    generated = _report(state.logits, tokens, running, broken, options.top_logprobs)
-    stopped = jnp.isin(tokens, jnp.array(options.stop_ids, jnp.int32))
-    feeding = running & ~stopped
+    generated = _report(state.logits, tokens, running, broken, top_logprobs)
+    return tokens, running & ~is_stop(tokens, stop_ids), generated
+
+
+def is_stop(tokens: Int[Array, "*rows"], stop_ids: tuple[int, ...]) -> Bool[Array, "*rows"]:
+    """Which tokens end their sequence."""
+    return jnp.isin(tokens, jnp.array(stop_ids, jnp.int32))
+
+
+def _decode_one(model, adapter, block_table, sampling, options, cache: Cache, state: DecodeState):
+    stop_ids, top = options.stop_ids, options.top_logprobs
+    tokens, feeding, generated = next_token(state, sampling, stop_ids, top)
     batch = Batch(
         tokens=jnp.where(feeding, tokens, 0)[:, None],
         positions=jnp.where(feeding, state.positions, -1)[:, None],

@@ -1,0 +1,183 @@
+"""The jitted steps of speculative decoding: `start` after a prefill, then `speculate`: verify,
+accept, inject, propose (spec/dspark 2.3). Pure, as those of `steps`: everything is an argument.
+
+Between steps each sequence has an anchor, its newest token, which the target has not run yet, and
+drafts of the tokens after it. One `speculate` commits 1 to T + 1 tokens of each running sequence;
+with no drafts tested it is a step of plain decoding, down to the same random numbers.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from minimax_jax.cache import Cache
+from minimax_jax.commit import Anchors, Committed, commit
+from minimax_jax.drafter import Drafter
+from minimax_jax.drafting import DraftMethod, Proposal, draft_sampling, inject, propose
+from minimax_jax.lora import Adapter
+from minimax_jax.model import Model
+from minimax_jax.sampling import SamplingState
+from minimax_jax.speculation import Drafts, Target, Uniforms, Verdict, distribution, verify
+from minimax_jax.steps import DecodeState, Fetched, Generated, next_token
+from minimax_jax.verify_rows import VerifyRows, fitting_widths, verify_rows
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class SpeculationState:
+    """B sequences between two steps."""
+
+    anchors: Anchors
+    proposal: Proposal
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Speculated:
+    """What one step committed: row k of `generated` is each sequence's token k, -1 past its last.
+
+    `tested` drafts of each sequence were verified, and `accepted` of them are committed.
+    """
+
+    generated: Generated
+    tested: Int[Fetched, "B"]
+    accepted: Int[Fetched, "B"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOptions:
+    """What a program is compiled for. `rows` is how many tokens the target runs in a step, at least
+    one a sequence; `method` is how drafts are drawn.
+    """
+
+    rows: int
+    method: DraftMethod = "probabilistic"
+    stop_ids: tuple[int, ...] = ()
+    top_logprobs: int = 0
+
+
+@partial(jax.jit, static_argnames=("options",))
+def start(
+    model: Model,
+    drafter: Drafter,
+    cache: Cache,
+    block_table: Int[Array, "B P"],
+    state: DecodeState,
+    sampling: SamplingState,
+    options: SpeculationOptions,
+) -> tuple[SpeculationState, Generated]:
+    """Samples each sequence's first token, from what prefill left, and proposes the next ones."""
+    stop_ids, top = options.stop_ids, options.top_logprobs
+    tokens, going, generated = next_token(state, sampling, stop_ids, top)
+    anchors = Anchors(
+        tokens=tokens,
+        positions=state.positions,
+        limits=state.limits,
+        running=going & (state.positions + 1 < state.limits),
+    )
+    drawn = draft_sampling(sampling, options.method)
+    return _proposed(model, drafter, cache, block_table, anchors, drawn), generated
+
+
+@partial(jax.jit, static_argnames=("options",), donate_argnames=("cache", "state"))
+def speculate(
+    model: Model,
+    drafter: Drafter,
+    adapter: Adapter,
+    cache: Cache,
+    block_table: Int[Array, "B P"],
+    state: SpeculationState,
+    widths: Int[Array, "B"],
+    sampling: SamplingState,
+    options: SpeculationOptions,
+    allowed: Bool[Array, "B places V"] | None = None,
+) -> tuple[Cache, SpeculationState, Speculated]:
+    """Verifies the first `widths` drafts of each running sequence, commits the kept ones and one
+    token more, injects the context of the rows that were kept, and proposes anew.
+
+    Widths are cut to what the limits and `options.rows` allow. `allowed` is a grammar's mask after
+    the anchor and after each draft. Rows of a sequence that is not running write nothing.
+    """
+    anchors, drafts = state.anchors, state.proposal.tokens
+    widths = fitting_widths(widths, anchors.running, anchors.room, options.rows)
+    rows = verify_rows(widths, anchors.running, options.rows, drafts.shape[1])
+    chain = jnp.concatenate([anchors.tokens[:, None], drafts], axis=1)
+    batch = rows.batch(chain, anchors.positions, block_table)
+    layers = drafter.config.target_layers
+    hidden, verified, taps = model.hidden(batch, cache.layout, cache, adapter, taps=layers)
+    assert verified is not None
+    logits = model.logits(hidden.reshape(options.rows, -1), adapter)
+    masked = _masked(logits, rows, allowed)
+    verdict = _verdict(masked, rows, widths, state, sampling, options.method)
+    broken = anchors.running & _broken(masked, rows, verdict)
+    committed = commit(drafts, verdict, anchors.running & ~broken, options.stop_ids)
+    kept = rows.at(anchors.positions, committed.keeps(rows)).reshape(batch.positions.shape)
+    cache = inject(drafter, verified, taps, replace(batch, positions=kept))
+    drawn = draft_sampling(sampling, options.method)
+    after = _proposed(model, drafter, cache, block_table, committed.anchors(anchors), drawn)
+    generated = _report(logits, rows, committed, broken, options.top_logprobs)
+    return cache, after, Speculated(generated=generated, tested=widths, accepted=committed.accepted)
+
+
+def _proposed(
+    model, drafter, cache, block_table, anchors: Anchors, drawn: SamplingState
+) -> SpeculationState:
+    tokens = jnp.where(anchors.running, anchors.tokens, 0)
+    positions = jnp.where(anchors.running, anchors.positions, -1)
+    proposal = propose(model, drafter, cache, block_table, tokens, positions, drawn)
+    return SpeculationState(anchors=anchors, proposal=proposal)
+
+
+def _masked(
+    logits: Float[Array, "M V"], rows: VerifyRows, allowed: Bool[Array, "B places V"] | None
+) -> Float[Array, "M V"]:
+    if allowed is None:
+        return logits
+    mask = allowed[rows.sequences, jnp.maximum(rows.offsets, 0)]
+    return jnp.where(mask, logits, -jnp.inf)
+
+
+def _verdict(
+    logits, rows: VerifyRows, widths, state: SpeculationState, sampling, method: DraftMethod
+) -> Verdict:
+    """The law, for each row in its sequence's own way of sampling and drafting."""
+    B, T, V = state.proposal.logits.shape
+    drawn = _of(draft_sampling(sampling, method), jnp.repeat(jnp.arange(B), T))
+    p = distribution(logits, _of(sampling, rows.sequences))
+    q = distribution(state.proposal.logits.reshape(B * T, V), drawn).reshape(B, T, V)
+    return verify(
+        Target(probabilities=p, first=rows.first),
+        Drafts(tokens=state.proposal.tokens, probabilities=q, widths=widths),
+        Uniforms.of(sampling, state.anchors.positions, T),
+    )
+
+
+def _broken(logits, rows: VerifyRows, verdict: Verdict) -> Bool[Array, "B"]:
+    """Where a row that decided has no best token: NaN, or nothing that the grammar allows."""
+    bad_M = ~jnp.isfinite(jnp.max(logits, axis=-1))
+    decided = (rows.offsets >= 0) & (rows.offsets <= verdict.accepted[rows.sequences])
+    return jnp.zeros(len(rows.first), bool).at[rows.sequences].max(bad_M & decided)
+
+
+def _report(logits, rows: VerifyRows, committed: Committed, broken, top: int) -> Generated:
+    """Log-probabilities of the committed tokens, each from the row before it."""
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    columns = jnp.arange(committed.tokens.shape[1])
+    before = rows.first[:, None] + columns  # [B, places]
+    top_logprobs, top_tokens = lax.top_k(logprobs, top)
+    return Generated(
+        tokens=committed.tokens.T,
+        logprobs=logprobs[before, jnp.maximum(committed.tokens, 0)].T,
+        top_tokens=top_tokens[before].swapaxes(0, 1),
+        top_logprobs=top_logprobs[before].swapaxes(0, 1),
+        broken=(broken[:, None] & (columns == 0)).T,
+    )
+
+
+def _of(sampling: SamplingState, rows: Int[Array, "M"]) -> SamplingState:
+    """The settings of each row's sequence."""
+    return jax.tree.map(lambda x: x[rows], sampling)
