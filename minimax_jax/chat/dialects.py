@@ -13,16 +13,13 @@ NAMESPACE = "]<]minimax[>["
 # The functions of MCP servers have names of up to some 130 characters; parameters, of some 60.
 MAX_NAME = 256
 
-# name="f", name='f' or name=f. A `<` in it belongs to the next tag.
+# name="f", name='f' or name=f
 _ATTRIBUTE = (
-    rf"""[ \t]{{1,8}}name=(?:"(?P<double>[^"<\n]{{1,{MAX_NAME}}})"|"""
-    rf"""'(?P<single>[^'<\n]{{1,{MAX_NAME}}})'|(?P<bare>[^\s<>"']{{1,{MAX_NAME}}}))[ \t]{{0,8}}"""
+    rf"""[ \t]{{1,8}}name=(?:"(?P<double>[^"<>\n]{{1,{MAX_NAME}}})"|"""
+    rf"""'(?P<single>[^'<>\n]{{1,{MAX_NAME}}})'|(?P<bare>[^\s<>"']{{1,{MAX_NAME}}}))[ \t]{{0,8}}"""
 )
-# What may still become a tag: the longest without quotes has a bare name.
+# What may still become a tag, and room for the rest of the longest one.
 _PARTIAL = rf"[^<>\n]{{0,{MAX_NAME + 32}}}"
-_PARTIAL_QUOTED = (
-    rf"""[ \t]{{1,8}}name=(?:"[^"<\n]{{0,{MAX_NAME}}}"?|'[^'<\n]{{0,{MAX_NAME}}}'?)[ \t]{{0,8}}"""
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +61,7 @@ M3 = Dialect(
         rf"|/(?!mm:think>)(?P<closed>[^<>\n]{{0,{MAX_NAME}}})"
         rf"|(?!/|mm:think>|invoke[ \t])(?P<opened>[^<>\n]{{0,{MAX_NAME}}}))>"
     ),
-    partial=re.compile(
-        rf"{re.escape(NAMESPACE)}\s{{0,8}}(?:<(?:{_PARTIAL}|invoke{_PARTIAL_QUOTED}))?"
-    ),
+    partial=re.compile(rf"{re.escape(NAMESPACE)}\s{{0,8}}(?:<{_PARTIAL})?"),
 )
 
 M2 = Dialect(
@@ -83,5 +78,5 @@ M2 = Dialect(
         rf"<(?:(?P<called>invoke|parameter){_ATTRIBUTE}"
         r"|/(?P<closed>minimax:tool_call|invoke|parameter)|(?P<opened>minimax:tool_call))>"
     ),
-    partial=re.compile(rf"<(?:invoke|parameter)(?:[ \t]{_PARTIAL}|{_PARTIAL_QUOTED})?"),
+    partial=re.compile(rf"<(?:invoke|parameter)(?:[ \t]{_PARTIAL})?"),
 )

@@ -137,16 +137,12 @@ def _read_tag(dialect: Dialect, match: Match[str]) -> Marker:
 
 
 def _unusual_tags(dialect: Dialect, keys: Iterable[str]) -> list[Marker]:
-    """The tags of keys that the dialect's pattern cannot read, longest first: `a>b>` before `a>`.
-
-    Without a namespace names stand in quotes, and the pattern reads them all.
-    """
-    if not dialect.namespace:
-        return []
+    """The tags of keys that no pattern reads, longest first: `a>b>` before `a>`."""
     markers = []
     for key in sorted(keys, key=len, reverse=True):
-        opener, closer = f"{dialect.namespace}<{key}>", f"{dialect.namespace}</{key}>"
-        match = dialect.tag.fullmatch(opener)
-        if match is None or match["opened"] != key:
-            markers += [Marker(Kind.OPEN, key, opener), Marker(Kind.CLOSE, key, closer)]
+        opener = f"{dialect.namespace}<{key}>" if dialect.namespace else f'<parameter name="{key}">'
+        if dialect.tag.fullmatch(opener) is None:
+            markers.append(Marker(Kind.OPEN, key, opener))
+            if dialect.namespace:
+                markers.append(Marker(Kind.CLOSE, key, f"{dialect.namespace}</{key}>"))
     return markers

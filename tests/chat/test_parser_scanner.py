@@ -9,13 +9,13 @@ from tests.chat.replies import NS, chunks, spelled
 LONG = "n" * 256
 M3_TAGS = [
     *("<mm:think>", "</mm:think>", "~<tool_call>", "~</tool_call>", "~</invoke>", "~<a b>", "~</>"),
-    *('~<invoke name="f">', "~ \n<invoke \t name='g>' >", "~<invoke name=f.g>", f"~<{LONG}>"),
+    *('~<invoke name="f">', "~ \n<invoke \t name='g' >", "~<invoke name=f.g>", f"~<{LONG}>"),
     f"~        <invoke        name={LONG}        >",
     f'~<invoke name="{LONG}">',
 ]
 M2_TAGS = [
     *("<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>", "</invoke>"),
-    *('<invoke name="f">', "<invoke  name='g>' >", '<parameter name="a b">', "</parameter>"),
+    *('<invoke name="f">', "<invoke  name='g' >", '<parameter name="a b">', "</parameter>"),
     f"<parameter        name={LONG}        >",
 ]
 LONGEST = len(NS) + 8 + 2 + 290
@@ -48,7 +48,14 @@ def test_a_marker_is_held_until_it_is_whole(dialect, tag):
             "~<invoke name='f\n'>",
             "~         <a>",
         ),
-        *("~<invoke name=''>", "~<invoke name='a<b'>", "~<invoke name=>", "~" * 40, "~<" * 40),
+        *(
+            "~<invoke name=''>",
+            "~<invoke name='a<b'>",
+            "~<invoke name='a>b'>",
+            "~<invoke name=>",
+            "~" * 40,
+            "~<" * 40,
+        ),
         f'~<invoke name="{LONG}n">',
     ],
 )

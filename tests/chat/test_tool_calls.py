@@ -110,6 +110,20 @@ def test_a_key_with_a_bracket_is_read_if_the_schema_declares_it():
     assert json.loads(one.arguments) == {"a>b": 1, "a": 2, "<": "c", "x" * 400: 3} and one.complete
 
 
+def test_a_key_that_looks_like_a_closer_closes():
+    odd = tool("f", **{"/city": STRING, "city": STRING, 'invoke name="g"': STRING})
+    reply = parsed(block(call("f", "~<city>a~</city>"), call("g")), tools=[odd])
+    assert [one.complete for one in reply.tool_calls] == [True, True]
+
+
+def test_a_quoted_key_of_m2_with_a_bracket():
+    """F43."""
+    odd = tool("f", **{"a>b": INTEGER})
+    text = M2_CALL.replace("days", "a>b")
+    [one] = parsed(text, tools=[odd], dialect=M2).tool_calls
+    assert json.loads(one.arguments)["a>b"] == 3 and one.complete
+
+
 def test_every_call_of_every_block_counts():
     """F45."""
     two = block(call("f", PARIS), call("g"))
