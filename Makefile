@@ -11,7 +11,8 @@ demo: $(INSTALLED)
 	.venv/bin/minimax-jax generate --model tiny \
 	  --chat "What is 47 + 38?" \
 	  --chat "Eva has 52 eggs and gives 17 to Leo. How many eggs are left?" \
-	  --chat "There are 6 boxes with 12 pens in each box. How many pens are there?"
+	  --chat "There are 6 boxes with 12 pens in each box. How many pens are there?" \
+	  --chat "$$(cat notebooks/ledger.txt)"
 
 test: $(INSTALLED)
 	.venv/bin/ruff format --check

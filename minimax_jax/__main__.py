@@ -22,6 +22,8 @@ from minimax_jax.loaded import LoadedModel, find, load
 from minimax_jax.python_tools import PythonTools
 from minimax_jax.terminal_chat import TerminalChat
 
+SHOWN_LINES = 6  # of a question, above its answer
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command; a user's mistake is one sentence on standard error and exit code 2."""
@@ -224,9 +226,10 @@ def completion_json(completion: Completion) -> dict[str, Any]:
 
 def _print_text(prompt: str, completion: Completion) -> None:
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{escape(prompt)}[/bold]")
+    console.print(f"[bold]{escape(_shortened(prompt))}[/bold]")
     if completion.reasoning is not None:
-        console.print(f"[dim]  thought  {escape(completion.reasoning)}[/dim]")
+        thought = completion.reasoning.replace("\n", "\n           ")
+        console.print(f"[dim]  thought  {escape(thought)}[/dim]")
     answer = completion.text if completion.text is not None else str(list(completion.token_ids))
     for call in [] if completion.message is None else completion.message.tool_calls:
         console.print(f"  call     {escape(call.name)} {escape(call.arguments)}")
@@ -236,6 +239,15 @@ def _print_text(prompt: str, completion: Completion) -> None:
         else f"  ({completion.finish_reason})"
     )
     console.print(f"  answer   {escape(answer)}[dim]{cut}[/dim]")
+
+
+def _shortened(prompt: str) -> str:
+    """A long prompt's first lines and its last one."""
+    lines = prompt.splitlines()
+    if len(lines) <= SHOWN_LINES:
+        return prompt
+    head, left_out = lines[: SHOWN_LINES - 2], len(lines) - SHOWN_LINES + 1
+    return "\n".join([*head, f"({left_out} more lines)", lines[-1]])
 
 
 if __name__ == "__main__":

@@ -59,6 +59,14 @@ def test_thought_and_answer_are_printed_apart(capsys, folder):
     assert "thought" in out and "answer" in out
 
 
+def test_of_a_long_question_the_beginning_and_the_end_are_shown(capsys, folder):
+    lines = [f"line {i}" for i in range(10)]
+    out = run(
+        capsys, "generate", "--model", folder, "--prompt", "\n".join(lines), "--max-tokens", "2"
+    )
+    assert out.splitlines()[:6] == [*lines[:4], "(5 more lines)", "line 9"]
+
+
 def test_prompts_and_chats_keep_their_order(capsys, folder):
     arguments = ("--prompt", "12", "--prompt", "7 * 8", "--chat", "9?", "--max-tokens", "2")
     out = run(capsys, "generate", "--model", folder, *arguments)
