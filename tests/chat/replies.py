@@ -1,6 +1,6 @@
 """Ways to feed one text to the parser, all of which must end in the same reply."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -48,15 +48,14 @@ def chunks(text: str, size: int) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
-def parsed(text: str, *, pieces: Sequence[str] = (), **options: Any) -> Reply:
-    """The reply of a text, once it is certain that cuts in two (every one of a short text), even
-    chunks and `pieces` give the same one.
+def parsed(text: str, **options: Any) -> Reply:
+    """The reply of a text, once it is certain that cuts in two (every one of a short text) and even
+    chunks give the same one.
     """
     whole = parse_reply(text, **options)
     places = range(0, len(text) + 1, 1 + len(text) // 32)
     ways = [[text[:place], text[place:]] for place in places]
     ways += [chunks(text, size) for size in (1, 2, 3, 7, 50)]
-    ways += [list(pieces)] if pieces else []
     for way in ways:
         assert fold(events(way, **options)) == whole, f"other result for the pieces {way}"
     return whole
