@@ -99,11 +99,13 @@ def speculate(
     """Verifies the first `widths` drafts of each running sequence, commits the kept ones and one
     token more, injects the context of the rows that were kept, and proposes anew.
 
-    Widths are cut to what the limits and `options.rows` allow. `allowed` is a grammar's mask after
-    the anchor and after each draft. Rows of a sequence that is not running write nothing.
+    Widths are cut to the drafts there are, and to what the limits and `options.rows` allow.
+    `allowed` is a grammar's mask after the anchor and after each draft. Rows of a sequence that is
+    not running write nothing.
     """
     anchors, drafts = state.anchors, state.proposal.tokens
-    widths = fitting_widths(widths, anchors.running, anchors.room, options.rows)
+    most = jnp.minimum(anchors.room, drafts.shape[1])
+    widths = fitting_widths(widths, anchors.running, most, options.rows)
     rows = verify_rows(widths, anchors.running, options.rows, drafts.shape[1])
     chain = jnp.concatenate([anchors.tokens[:, None], drafts], axis=1)
     batch = rows.batch(chain, anchors.positions, block_table)

@@ -103,6 +103,17 @@ def test_greedy_speculation_is_greedy_decoding(widths, plain):
     np.testing.assert_allclose(np.array(logprobs).T, plain.logprobs, atol=1e-4)
 
 
+@pytest.mark.parametrize(("width", "tested"), [(-3, 0), (8, 7), (100, 7)])
+def test_a_width_beyond_the_drafts_is_cut_to_them(width, tested, plain):
+    """Else the token after the last draft would be drawn as if that had been rejected (F101)."""
+    cache, state, _ = GREEDY_RUN.started(24, RECTANGLE)
+    state = proposing(state, continued(plain, [7] * B))
+    _, _, done = GREEDY_RUN.step(cache, state, width, RECTANGLE)
+    assert done.tested.tolist() == [tested] * B == done.accepted.tolist()
+    found = done.generated.tokens[: tested + 1]
+    np.testing.assert_array_equal(found, plain.tokens[1 : tested + 2])
+
+
 def test_without_drafts_sampling_is_plain_sampling():
     """The same random numbers, cuts and mixture of requests."""
     params = [
