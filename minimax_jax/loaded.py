@@ -2,7 +2,7 @@
 a folder or a hub name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,9 +105,11 @@ def load(
     )
 
 
-def find(name_or_path: str | Path, revision: str | None = None) -> Path:
+def find(
+    name_or_path: str | Path, revision: str | None = None, *, files: Sequence[str] = ()
+) -> Path:
     """The folder of a bundled name, a path, or a hub name (fetched, or taken from the hub's local
-    cache).
+    cache). With `files`, names or patterns, nothing else of a hub name is fetched.
     """
     path = Path(name_or_path)
     bundled = ASSETS / str(name_or_path)
@@ -126,7 +128,8 @@ def find(name_or_path: str | Path, revision: str | None = None) -> Path:
             f"{name!r} is neither a bundled model ({known}) nor a folder nor a hub name owner/model"
         )
     try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision))
+        only = list(files) or None
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=only))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{name!r} could not be fetched from the hub: {reason}") from error

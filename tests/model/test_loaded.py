@@ -38,17 +38,18 @@ def test_cache_formats_come_from_the_checkpoint_and_can_be_chosen(tiny):
 def test_a_hub_name_is_fetched_at_its_revision(monkeypatch):
     asked = []
 
-    def fetch(name, revision=None):
-        asked.append((name, revision))
+    def fetch(name, revision=None, allow_patterns=None):
+        asked.append((name, revision, allow_patterns))
         return str(ASSETS / "tiny")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     assert find("owner/model", "v2") == ASSETS / "tiny"
-    assert asked == [("owner/model", "v2")]
+    assert find("owner/model", files=["config.json"]) == ASSETS / "tiny"
+    assert asked == [("owner/model", "v2", None), ("owner/model", None, ["config.json"])]
 
 
 def test_an_unreachable_hub_is_one_sentence(monkeypatch):
-    def fetch(name, revision=None):
+    def fetch(name, revision=None, allow_patterns=None):
         raise OSError("no route\nmore lines")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
