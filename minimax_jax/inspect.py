@@ -89,6 +89,11 @@ def inspect_checkpoint(folder: Path | str) -> Inspection:
     )
 
 
+def part_of(path: str) -> str:
+    """The part of the text model that a parameter counts in, by its path."""
+    return next(part for text, part in _PARTS.items() if text in path)
+
+
 def print_inspection(inspection: Inspection, console: Console | None = None) -> None:
     """The table, the layers and the first problems."""
     console, config = console or Console(), inspection.config
@@ -144,8 +149,7 @@ def _classify(files: CheckpointFiles, entry: Entry) -> tuple[str, str, int]:
     found = names.path_of(_weight_name(names.strip_prefix(entry.name) or ""))
     if found is None:
         return UNKNOWN, *_form(files, entry)
-    part = next(part for text, part in _PARTS.items() if text in found[0])
-    return part, *_form(files, entry)
+    return part_of(found[0]), *_form(files, entry)
 
 
 def _form(files: CheckpointFiles, entry: Entry) -> tuple[str, int]:

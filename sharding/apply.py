@@ -21,8 +21,10 @@ def spec(axes: Axes, rules: Rules = SERVE) -> PartitionSpec:
     return PartitionSpec(*mesh_axes(axes, rules))
 
 
-def named_sharding(mesh: Mesh, axes: Axes, rules: Rules, shape: Sequence[int]) -> NamedSharding:
-    """The sharding of an array of this shape on a mesh.
+def named_sharding(
+    mesh: Mesh | AbstractMesh, axes: Axes, rules: Rules, shape: Sequence[int]
+) -> NamedSharding:
+    """The sharding of an array of this shape on a mesh, which may be one without devices.
 
     A dimension that the mesh does not divide is replicated if its axis is one of
     `REPLICATED_IF_UNEVEN`; otherwise ValueError names it.
