@@ -1,4 +1,4 @@
-"""The command `minimax-jax`: generate, chat, inspect, convert."""
+"""The command `minimax-jax`: generate, chat, inspect, convert, capacity."""
 
 import argparse
 import json
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from configs.parts import CACHE_FORMATS
+from minimax_jax.capacity_command import add_capacity
 from minimax_jax.chat import TurnMemory, read_messages, read_tools
 from minimax_jax.chat.thinking import EFFORTS, MODES, NO_EFFORT
 from minimax_jax.compiled import keep_compiled_programs
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_chat(commands.add_parser("chat", allow_abbrev=False, help="a chat in the terminal"))
     _add_inspect(commands.add_parser("inspect", help="what a checkpoint holds, without loading it"))
     _add_convert(commands.add_parser("convert", help="write a checkpoint in another format"))
+    add_capacity(commands.add_parser("capacity", allow_abbrev=False, help="what fits on some GPUs"))
     return parser
 
 
