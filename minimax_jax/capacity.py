@@ -109,8 +109,9 @@ class Capacity:
 
 def capacity(question: Question) -> Capacity:
     """What fits. ValueError for a parallelism that does not divide the model."""
+    layout = question.layout
     parts = weight_parts(question.config, question.parallel, question.weights)
-    held = _held(question.layout, parts)
+    held = _held(layout, parts)
     steps = zip([None, *held], held, strict=False)
     stages = tuple(_stage(question, before, now) for before, now in steps)
     return Capacity(question=question, weights=parts, stages=stages)

@@ -149,9 +149,9 @@ def _table(title: str, *headings: str) -> Table:
     return table
 
 
-def _gb(num_bytes: float) -> str:
+def _gb(num_bytes: int | float) -> str:
     return f"{num_bytes / GB:,.2f}"
 
 
-def _number(value: float) -> str:
+def _number(value: int | float) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
