@@ -83,7 +83,7 @@ def _pages_table(answer: Capacity) -> Table:
 def _fitting_table(answer: Capacity) -> Table:
     question = answer.question
     ranks, block_size = question.parallel.dp, question.config.indexer.block_size
-    table = _table("", "what fits", "tokens", "sequences", f"x {ranks}", "at usable GB")
+    table = _table("", "what fits", "tokens a rank", "sequences", f"x {ranks}", "at usable GB")
     for i, stage in enumerate(answer.stages):
         name = f"and {stage.name}" if i else f"{stage.name} alone"
         tokens, window = f"{stage.num_blocks * block_size:,}", _window(stage)
@@ -150,7 +150,8 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _gb(num_bytes: int | float) -> str:
-    return f"{num_bytes / GB:,.2f}"
+    gb = num_bytes / GB
+    return f"{gb:,.2f}" if gb >= 0.1 or gb <= 0 else f"{gb:.2g}"
 
 
 def _number(value: int | float) -> str:
