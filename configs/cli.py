@@ -17,6 +17,11 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 Config = TypeVar("Config")
 
 
+def described(value: Any, text: str) -> Any:
+    """A field with its default and the help of its flag."""
+    return dataclasses.field(default=value, metadata={"help": f"{text} (default {value})"})
+
+
 def make_parser(config_type: type, prog: str, description: str) -> argparse.ArgumentParser:
     """A parser with one flag a field; unknown and abbreviated flags are errors."""
     parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)

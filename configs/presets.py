@@ -40,18 +40,7 @@ def m3_1_flash() -> ModelConfig:
     return replace(
         base,
         sparse_layers=(True,) * 60,
-        drafter=DrafterConfig(
-            num_layers=5,
-            attention=base.attention,
-            mlp=MLPConfig(dense_dim=12288),
-            norm_eps=1e-6,
-            markov_rank=256,
-            draft_block=7,
-            noise_token=200058,
-            window=4096,
-            target_layers=(3, 17, 31, 45, 59),
-            projections="mxfp8",
-        ),
+        drafter=m3_1_drafter(),
         quantization=QuantizationConfig(
             projections="mxfp8", experts="nvfp4", kv_cache="nvfp4", index_cache="nvfp4"
         ),
@@ -77,6 +66,42 @@ def tiny() -> ModelConfig:
         quantization=QuantizationConfig(
             projections="mxfp8", experts="nvfp4", kv_cache="nvfp4", index_cache="nvfp4"
         ),
+    )
+
+
+def tiny_drafter() -> DrafterConfig:
+    """The drafter of the bundled small model: its window of 128 tokens is shorter than most of its
+    contexts, its noise is the last row of the embedding, which is no token.
+    """
+    base = tiny()
+    return DrafterConfig(
+        num_layers=2,
+        attention=base.attention,
+        mlp=base.mlp,
+        norm_eps=base.norm_eps,
+        markov_rank=64,
+        draft_block=7,
+        noise_token=base.vocab_size - 1,
+        window=128,
+        target_layers=(0, 2, 4),
+        projections="mxfp8",
+    )
+
+
+def m3_1_drafter() -> DrafterConfig:
+    """The released drafter of M3.1 (spec/dspark 1.1)."""
+    attention = m3().attention
+    return DrafterConfig(
+        num_layers=5,
+        attention=attention,
+        mlp=MLPConfig(dense_dim=12288),
+        norm_eps=1e-6,
+        markov_rank=256,
+        draft_block=7,
+        noise_token=200058,
+        window=4096,
+        target_layers=(3, 17, 31, 45, 59),
+        projections="mxfp8",
     )
 
 
@@ -107,3 +132,5 @@ PRESETS = {
     "tiny": tiny,
     "tiny_random": tiny_random,
 }
+
+DRAFTERS = {"m3_1_flash": m3_1_drafter, "tiny": tiny_drafter}

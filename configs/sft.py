@@ -2,15 +2,11 @@
 written when.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from configs.cli import described
 from configs.parts import check, check_positive
-
-
-def _default(value: Any, text: str) -> Any:
-    """A field with its default and the help of its flag."""
-    return field(default=value, metadata={"help": f"{text} (default {value})"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,31 +15,31 @@ class SFTConfig:
     is measured and kept.
     """
 
-    steps: int = _default(6000, "updates, one pack each")
-    batch_tokens: int = _default(32768, "places in a pack; segments are padded to whole blocks")
-    list_steps: int = _default(2700, "first steps, with short ledgers: looking up is learnt here")
-    long_steps: int = _default(1800, "steps after those, with longer ledgers")
-    long_fraction: float = _default(0.4, "share of packs with longer ledgers in all later steps")
-    learning_rate: float = _default(2e-3, "of AdamW, between warm-up and decay")
-    warmup_steps: int = _default(200, "steps of linear warm-up")
-    decay_fraction: float = _default(0.4, "last share of the steps, of linear decay to 0")
-    weight_decay: float = _default(0.1, "on matrices alone")
-    clip_norm: float = _default(1.0, "bound of the gradient's norm")
-    dtype: Literal["f32", "bf16"] = _default("f32", "of activations; parameters are float32")
-    dense_steps: int = _default(3100, "first steps, in which ledger packs see every block")
-    indexer_weight: float = _default(1.0, "of the loss that teaches the indexer")
-    indexer_queries: int = _default(256, "places sampled from a pack for that loss")
-    router_bias_rate: float = _default(1e-3, "step of the experts' biases towards an even load")
-    seed: int = _default(0, "of weights, problems and samples")
+    steps: int = described(6000, "updates, one pack each")
+    batch_tokens: int = described(32768, "places in a pack; segments are padded to whole blocks")
+    list_steps: int = described(2700, "first steps, with short ledgers: looking up is learnt here")
+    long_steps: int = described(1800, "steps after those, with longer ledgers")
+    long_fraction: float = described(0.4, "share of packs with longer ledgers in all later steps")
+    learning_rate: float = described(2e-3, "of AdamW, between warm-up and decay")
+    warmup_steps: int = described(200, "steps of linear warm-up")
+    decay_fraction: float = described(0.4, "last share of the steps, of linear decay to 0")
+    weight_decay: float = described(0.1, "on matrices alone")
+    clip_norm: float = described(1.0, "bound of the gradient's norm")
+    dtype: Literal["f32", "bf16"] = described("f32", "of activations; parameters are float32")
+    dense_steps: int = described(3100, "first steps, in which ledger packs see every block")
+    indexer_weight: float = described(1.0, "of the loss that teaches the indexer")
+    indexer_queries: int = described(256, "places sampled from a pack for that loss")
+    router_bias_rate: float = described(1e-3, "step of the experts' biases towards an even load")
+    seed: int = described(0, "of weights, problems and samples")
 
-    log_every: int = _default(20, "steps between lines of the log")
-    eval_every: int = _default(250, "steps between evaluations")
-    eval_problems: int = _default(256, "held-out short problems answered at temperature 1")
-    stop_at: float | None = _default(None, "exact match that ends the run")
-    save_every: int = _default(250, "steps between checkpoints")
-    keep: int = _default(4, "checkpoints kept")
-    max_seconds: float | None = _default(None, "saves and ends after this time, to be resumed")
-    workers: int = _default(0, "processes that make packs ahead; 0: between steps")
+    log_every: int = described(20, "steps between lines of the log")
+    eval_every: int = described(250, "steps between evaluations")
+    eval_problems: int = described(256, "held-out short problems answered at temperature 1")
+    stop_at: float | None = described(None, "exact match that ends the run")
+    save_every: int = described(250, "steps between checkpoints")
+    keep: int = described(4, "checkpoints kept")
+    max_seconds: float | None = described(None, "saves and ends after this time, to be resumed")
+    workers: int = described(0, "processes that make packs ahead; 0: between steps")
 
     def __post_init__(self) -> None:
         check_positive(self, "steps", "batch_tokens", "indexer_queries", "keep")

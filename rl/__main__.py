@@ -1,5 +1,5 @@
-"""The command `minimax-train`: `sft` trains a small model from scratch, `eval` measures one,
-`tokenizer` makes a tokenizer.
+"""The command `minimax-train`: `sft` trains a small model from scratch, `drafter` a drafter to a
+model, `eval` measures one, `tokenizer` makes a tokenizer.
 """
 
 import argparse
@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.cli import add_flags, from_flags, read_config
+from configs.drafter_training import DrafterTrainingConfig
 from configs.model import ModelConfig
-from configs.presets import PRESETS
+from configs.parts import DrafterConfig
+from configs.presets import DRAFTERS, PRESETS
 from configs.sft import SFTConfig
 from minimax_jax.compiled import keep_compiled_programs
 from minimax_jax.loaded import ASSETS, load
@@ -21,7 +23,9 @@ from minimax_jax.sampling import SamplingParams
 from rl.evaluate import FAMILY_SETS, Score, held_out, score_model, total
 from rl.sft import train
 from rl.sft_run import start_run
+from rl.sft_step import DTYPES
 from rl.tokenizer import train_tokenizer
+from rl.train_drafter import DrafterRun, train_drafter
 
 TEXT = ASSETS / "tiny"
 
@@ -56,6 +60,22 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="go on from the newest checkpoint in --out"
     )
     add_flags(sft, SFTConfig)
+    drafter = commands.add_parser(
+        "drafter", allow_abbrev=False, help="train a DSpark drafter on a model's own answers"
+    )
+    drafter.set_defaults(run=_drafter)
+    drafter.add_argument("--target", default="tiny", help="a bundled name, a folder or a hub name")
+    drafter.add_argument(
+        "--config", default="tiny", help=f"the drafter: {', '.join(DRAFTERS)} or a TOML file"
+    )
+    drafter.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="changes of the drafter's config"
+    )
+    drafter.add_argument("--out", type=Path, required=True, help="the run's folder")
+    drafter.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint in --out"
+    )
+    add_flags(drafter, DrafterTrainingConfig)
     evaluate = commands.add_parser(
         "eval", allow_abbrev=False, help="exact match on held-out problems"
     )
@@ -80,6 +100,14 @@ def _sft(options: argparse.Namespace, console: Console) -> None:
     model = read_config(ModelConfig, PRESETS, options.config, options.overrides)
     run = start_run(model, from_flags(SFTConfig, options), options.text, options.out)
     train(run, console, resume=options.resume)
+
+
+def _drafter(options: argparse.Namespace, console: Console) -> None:
+    drafter = read_config(DrafterConfig, DRAFTERS, options.config, options.overrides)
+    config = from_flags(DrafterTrainingConfig, options)
+    loaded = load(options.target, dtype=DTYPES[config.dtype])
+    run = DrafterRun(loaded=loaded, drafter=drafter, config=config, out=options.out)
+    train_drafter(run, console, resume=options.resume)
 
 
 def _eval(options: argparse.Namespace, console: Console) -> None:

@@ -6,44 +6,87 @@ to be read.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import Array
+from flax import nnx
+from jaxtyping import Array, Float, Int
 
-from configs.sft import SFTConfig
-from minimax_jax.model import Model
 from minimax_jax.quantize import path_of_leaf
 
 BETA1, BETA2 = 0.9, 0.95
 
 Parameters = dict[str, Array]
+Metrics = dict[str, Float[Array, "..."]]
+M = TypeVar("M", bound=nnx.Module)
+
+
+@runtime_checkable
+class OptimizerConfig(Protocol):
+    """The fields of a run's config that the optimiser reads."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def warmup_steps(self) -> int: ...
+    @property
+    def decay_fraction(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def clip_norm(self) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Structure:
-    """A model without its arrays: what turns `Parameters` into a `Model` and back."""
+class Structure(Generic[M]):
+    """A model without its arrays: what turns `Parameters` into a model and back."""
 
     names: tuple[str, ...]
     tree: Any  # jax.tree_util.PyTreeDef
 
     @classmethod
-    def of(cls, model: Model) -> "Structure":
+    def of(cls, model: M) -> "Structure[M]":
         """The structure of a model, or of `jax.eval_shape` of one."""
         paths, tree = jax.tree_util.tree_flatten_with_path(model)
         return cls(names=tuple(path_of_leaf(path) for path, _ in paths), tree=tree)
 
-    def model(self, parameters: Parameters) -> Model:
+    def model(self, parameters: Parameters) -> M:
         """The model that holds these arrays."""
         return jax.tree.unflatten(self.tree, [parameters[name] for name in self.names])
 
-    def parameters(self, model: Model) -> Parameters:
+    def parameters(self, model: M) -> Parameters:
         """The arrays of a model by name, such as `layers.0.attention.q_proj.weight`."""
         return dict(zip(self.names, jax.tree.leaves(model), strict=True))
 
 
-def make_optimizer(config: SFTConfig) -> optax.GradientTransformation:
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """All that a step changes. Random keys are folded from the seed and the step, so they need no
+    place here.
+    """
+
+    parameters: Parameters
+    optimizer: Any
+    step: Int[Array, ""]
+
+    @classmethod
+    def new(cls, parameters: Parameters, optimizer: optax.GradientTransformation) -> "TrainState":
+        """The state before the first step."""
+        return cls(parameters=parameters, optimizer=optimizer.init(parameters), step=jnp.int32(0))
+
+    def updated(self, grads: Parameters, optimizer: optax.GradientTransformation) -> "TrainState":
+        """The state after a step along these gradients."""
+        updates, moments = optimizer.update(grads, self.optimizer, self.parameters)
+        parameters = cast(Parameters, optax.apply_updates(self.parameters, updates))
+        return TrainState(parameters=parameters, optimizer=moments, step=self.step + 1)
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """Clip by global norm, then AdamW; weight decay on arrays of two dimensions and more."""
     adamw = optax.adamw(
         schedule(config),
@@ -55,7 +98,7 @@ def make_optimizer(config: SFTConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
 
 
-def schedule(config: SFTConfig) -> optax.Schedule:
+def schedule(config: OptimizerConfig) -> optax.Schedule:
     """Linear warm-up, constant, and linear to 0 over the last `decay_fraction` of the steps."""
     decay = round(config.steps * config.decay_fraction)
     pieces = [

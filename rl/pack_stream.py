@@ -112,9 +112,19 @@ def packs(recipe: PackRecipe, start: int, stop: int, workers: int) -> Iterator[P
 def encode_example(
     turns: Sequence[Problem], tokenizer: Tokenizer, template: ChatTemplate
 ) -> Example:
-    """Prompts and completions encoded apart, as they are when the model is asked; to be learned are
-    thoughts, close markers, answers and ends of turn, and the template's newline after the last is
-    no part of the example.
+    """A dialogue with its answers; to be learned are thoughts, close markers, answers and ends of
+    turn.
+    """
+    ids = encode_pieces(turns, tokenizer, template)
+    learned = [np.full(len(piece), number % 2 == 1) for number, piece in enumerate(ids)]
+    return Example(np.array(list(itertools.chain(*ids)), np.int32), np.concatenate(learned))
+
+
+def encode_pieces(
+    turns: Sequence[Problem], tokenizer: Tokenizer, template: ChatTemplate
+) -> list[list[int]]:
+    """Prompts and completions in turn, encoded apart, as they are when the model is asked; the
+    template's newline after the last is no part of it.
     """
     text, pieces = "", []
     for number, problem in enumerate(turns):
@@ -126,9 +136,7 @@ def encode_example(
         assert whole.startswith(prompt), "the answered turn does not begin as the prompt ends"
         pieces += [prompt[len(text) :], whole[len(prompt) :]]
         text = whole
-    ids = [tokenizer.encode(piece) for piece in pieces]
-    learned = [np.full(len(piece), number % 2 == 1) for number, piece in enumerate(ids)]
-    return Example(np.array(list(itertools.chain(*ids)), np.int32), np.concatenate(learned))
+    return [tokenizer.encode(piece) for piece in pieces]
 
 
 def _examples(

@@ -67,7 +67,7 @@ def pack_examples(streams: Iterable[Iterable[Example]], shape: PackShape) -> Pac
     examples, free = [], shape.tiles
     for stream in streams:
         for example in stream:
-            needed = _tiles_needed(example, shape)
+            needed = tiles_needed(example, shape)
             if needed > free:
                 break
             examples.append(example)
@@ -75,7 +75,10 @@ def pack_examples(streams: Iterable[Iterable[Example]], shape: PackShape) -> Pac
     return _lay_out(examples, shape)
 
 
-def _tiles_needed(example: Example, shape: PackShape) -> int:
+def tiles_needed(example: Example, shape: PackShape) -> int:
+    """How many tiles an example takes. Raises ValueError for one that no pack of this shape could
+    hold, or that has nothing to learn.
+    """
     length = len(example.tokens)
     needed = -(-length // shape.tile_tokens)
     most = min(shape.blocks, shape.tiles)
@@ -96,7 +99,7 @@ def _lay_out(examples: list[Example], shape: PackShape) -> Pack:
     table = np.full((shape.tiles, shape.blocks), -1, np.int32)
     first = 0
     for example in examples:
-        length, tiles = len(example.tokens), _tiles_needed(example, shape)
+        length, tiles = len(example.tokens), tiles_needed(example, shape)
         rows = slice(first, first + tiles)
         tokens[rows].reshape(-1)[:length] = example.tokens
         positions[rows].reshape(-1)[:length] = np.arange(length)

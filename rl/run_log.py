@@ -4,7 +4,8 @@ terminal, plain lines.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +41,29 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def plot_log(path: Path, picture: Path) -> None:
-    """Draws the training loss with its moving average, and beneath it what was measured on held-out
-    problems.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """Some numbers of the log over the steps, in one picture."""
+
+    names: tuple[str, ...]
+    ylabel: str
+    ylim: tuple[float, float] | None = None
+    log: bool = False
+
+
+def plot_log(path: Path, picture: Path, panels: Sequence[Panel]) -> None:
+    """Draws panels one above the other; the training loss with its moving average."""
     records = read_log(path)
-    figure = Figure(figsize=(8, 7), layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    _curve(upper, records, "loss", alpha=0.3)
-    _curve(upper, records, "loss", smooth=True, label="loss, moving average")
-    _curve(upper, records, "indexer_loss", label="indexer loss")
-    upper.set(yscale="log", ylabel="nats a token")
-    upper.legend()
-    for name in ("short_accuracy", "long_accuracy", "exact_match"):
-        _curve(lower, records, name, label=name.replace("_", " "), marker=".")
-    _curve(lower, records, "indexer_caught", label="attention caught by the indexer")
-    lower.set(xlabel="step", ylabel="share", ylim=(0, 1))
-    lower.legend()
+    figure = Figure(figsize=(8, 3.5 * len(panels)), layout="constrained")
+    for axes, panel in zip(figure.subplots(len(panels), 1, sharex=True), panels, strict=True):
+        for name in panel.names:
+            smooth, label = name == "loss", name.replace("_", " ")
+            _curve(axes, records, name, alpha=0.3 if smooth else 1.0, label=label)
+            if smooth:
+                _curve(axes, records, name, smooth=True, label="loss, moving average")
+        axes.set(yscale="log" if panel.log else "linear", ylabel=panel.ylabel, ylim=panel.ylim)
+        axes.legend()
+        axes.set(xlabel="step")
     figure.savefig(picture, dpi=100)
 
 
@@ -103,15 +110,12 @@ class Reporter:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def report(self, record: Mapping[str, Any]) -> None:
-        """A step's means."""
-        step, text = (
-            record["step"],
-            f"loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tok/s",
-        )
+    def report(self, record: Mapping[str, Any], more: str) -> None:
+        """A step's means; `more` is shown on a plain line only."""
+        speed = f"{record['tokens_per_second']:,.0f} tok/s"
+        step, text = record["step"], f"loss {record['loss']:.4f}  {speed}"
         self._progress.update(self._task, completed=step, text=text)
         if not self._console.is_terminal:
-            more = f"accuracy {record['accuracy']:.3f}  indexer {record['indexer_caught']:.2f}"
             self.say(f"step {step}/{self._total}  {text}  {more}")
 
     def say(self, text: str) -> None:

@@ -16,7 +16,7 @@ from rl.pack_stream import PackRecipe, pack_of_kind
 from rl.packing import Pack
 
 MEASURED_PACKS = 2  # of each kind, held out
-# What a resumed run may not change: it would not be the same data, model or arithmetic any more.
+# Fields that a resumed run may not change: it would not be the same data or arithmetic any more.
 FIXED = ("batch_tokens", "dtype", "seed")
 
 
@@ -47,6 +47,12 @@ class Run:
         lists = ("list",) if config.list_steps else ()
         long = ("long",) if config.long_steps or config.long_fraction else ()
         return ("short", *lists, *long)
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """What a resumed run may not change."""
+        fixed = {name: getattr(self.config, name) for name in FIXED}
+        return {"model": str(self.model), **fixed}
 
     def recipe(self, split: str) -> PackRecipe:
         """The recipe of a split's packs."""
@@ -79,16 +85,3 @@ def measured_packs(run: Run) -> Iterator[tuple[str, Pack]]:
     for kind in run.kinds:
         for number in range(MEASURED_PACKS):
             yield kind, jax.tree.map(jnp.asarray, pack_of_kind(recipe, kind, number))
-
-
-def fixed_part(run: Run) -> dict[str, Any]:
-    """What a checkpoint notes of its run."""
-    fixed = {name: getattr(run.config, name) for name in FIXED}
-    return {"model": str(run.model), **fixed}
-
-
-def check_same_run(noted: dict[str, Any], run: Run) -> None:
-    """Raises ValueError when a checkpoint's note is not of this run."""
-    for name, value in fixed_part(run).items():
-        if noted[name] != value:
-            raise ValueError(f"the run began with {name}={noted[name]}, not {value}")

@@ -7,13 +7,12 @@ Weights are seen as the M3.1 checkpoint will store them and keys and values as t
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from configs.model import ModelConfig
 from configs.sft import SFTConfig
@@ -24,25 +23,11 @@ from minimax_jax.quantize import fake_quantize_model
 from rl.cross_entropy import token_losses
 from rl.expert_balance import balanced_bias, expert_loads
 from rl.indexer_loss import Queries, indexer_loss
-from rl.optimizer import Parameters, Structure, make_optimizer
+from rl.optimizer import Metrics, Parameters, Structure, TrainState, make_optimizer
 from rl.packing import Pack
 
 FORMAT = "m3.1"  # of the checkpoint that training ends in
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
-
-Metrics = dict[str, Float[Array, ""]]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class TrainState:
-    """All that a step changes. Random keys are folded from the seed and the step, so they need no
-    place here.
-    """
-
-    parameters: Parameters
-    optimizer: Any
-    step: Int[Array, ""]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +47,7 @@ class Program:
         return pool_layout(self.model, formats)
 
     @property
-    def structure(self) -> Structure:
+    def structure(self) -> Structure[Model]:
         """The names of the parameters and their place in the model."""
         return _structure(self)
 
@@ -86,18 +71,13 @@ class Program:
 
 
 @cache
-def _structure(program: Program) -> Structure:
+def _structure(program: Program) -> Structure[Model]:
     return Structure.of(jax.eval_shape(program.new_model))
 
 
 def new_state(program: Program) -> TrainState:
     """The state before the first step."""
-    parameters = program.structure.parameters(program.new_model())
-    return TrainState(
-        parameters=parameters,
-        optimizer=program.optimizer.init(parameters),
-        step=jnp.int32(0),
-    )
+    return TrainState.new(program.structure.parameters(program.new_model()), program.optimizer)
 
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
@@ -106,13 +86,13 @@ def train_step(state: TrainState, pack: Pack, program: Program) -> tuple[TrainSt
     key = jax.random.fold_in(jax.random.key(program.config.seed), state.step)
     grad = jax.value_and_grad(_loss, has_aux=True)
     (_, (metrics, loads)), grads = grad(state.parameters, pack, key, program)
-    updates, optimizer = program.optimizer.update(grads, state.optimizer, state.parameters)
-    parameters = cast(Parameters, optax.apply_updates(state.parameters, updates))
+    state = state.updated(grads, program.optimizer)
     for layer, load in loads.items():
         name = f"layers.{layer}.mlp.router.bias"
-        parameters[name] = balanced_bias(parameters[name], load, program.config.router_bias_rate)
+        bias, rate = state.parameters[name], program.config.router_bias_rate
+        state.parameters[name] = balanced_bias(bias, load, rate)
     metrics["gradient_norm"] = optax.tree.norm(grads)
-    return TrainState(parameters=parameters, optimizer=optimizer, step=state.step + 1), metrics
+    return state, metrics
 
 
 @partial(jax.jit, static_argnames=("program",))

@@ -50,11 +50,11 @@ def stop_after(run, steps: int) -> None:
     """Runs the first steps of a run and saves, as an interruption would leave it."""
     with RunCheckpoints(run.out / "checkpoints", keep=1) as checkpoints:
         trainer = Trainer(run, QUIET, checkpoints, resume=False)
-        windows = trainer._windows()
+        windows = trainer.windows()
         while trainer.step < steps:
             next(windows)
         assert trainer.step == steps
-        trainer._save()
+        trainer.save()
 
 
 def test_the_log_of_a_resumed_run_has_each_step_once(finished):
@@ -95,7 +95,7 @@ def test_the_training_note_says_how_the_model_came_to_be(finished):
 
 def test_a_run_stops_at_its_exact_match(tmp_path, monkeypatch):
     run = toy_run(tmp_path, eval_every=2, stop_at=0.5)
-    monkeypatch.setattr(Trainer, "evaluate", lambda trainer: 0.1 * trainer.step)
+    monkeypatch.setattr(Trainer, "answers", lambda trainer: {"exact_match": 0.1 * trainer.step})
     train(run, QUIET, resume=False)
     note = json.loads((tmp_path / "model" / "training.json").read_text("utf-8"))
     assert note["step"] == 6
