@@ -27,12 +27,13 @@ WAY_UP = {"rl/__main__.py": {"serving"}}
 # Other projects that each package may import: the base install and nothing heavier.
 ARRAYS = {"jax", "numpy", "ml_dtypes", "jaxtyping"}
 FILES_AND_TEXT = {"safetensors", "tokenizers", "jinja2", "huggingface_hub", "pydantic", "rich"}
+GRPC = {"grpc", "grpc_health", "grpc_reflection", "google", "smg_grpc_proto"}
 THIRD_PARTY = {
     "configs": set(),
     "pallas_kernels": ARRAYS | {"jaxlib", "jax_triton", "triton"},
     "sharding": ARRAYS,
     "minimax_jax": ARRAYS | FILES_AND_TEXT | {"flax", "matplotlib"},
-    "serving": ARRAYS | FILES_AND_TEXT | {"flax"},
+    "serving": ARRAYS | FILES_AND_TEXT | GRPC | {"flax", "llguidance"},
     "rl": ARRAYS | FILES_AND_TEXT | {"flax", "optax", "orbax", "matplotlib"},
 }
 # The host decides without jax: these import the standard library, configs and one another.
