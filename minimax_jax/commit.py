@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from minimax_jax.sampling import is_stop
 from minimax_jax.speculation import Verdict
-from minimax_jax.steps import is_stop
 from minimax_jax.verify_rows import VerifyRows
 
 
@@ -68,7 +68,7 @@ def commit(
     drafts: Int[Array, "B T"],
     verdict: Verdict,
     going: Bool[Array, "B"],
-    stop_ids: tuple[int, ...],
+    stop_ids: Int[Array, "B stops"],
 ) -> Committed:
     """What the verdict commits of each sequence that is `going`; nothing of the others."""
     columns = jnp.arange(drafts.shape[1] + 1)

@@ -4,6 +4,7 @@ was.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from minimax_jax.chat import (
     Message,
@@ -35,8 +36,9 @@ class Completion:
     `message` (chats only).
 
     `finish_reason` is "stop" (a stop id, or the stop string in `stop`), "tool_calls" (stopped after
-    calls), "length", or "error" (the model gave NaN logits). Ids, log-probabilities, text and usage
-    end at the same token; the stop string itself is not in the text.
+    calls), "length", or "error" (the model gave NaN logits, or nothing was allowed). Ids,
+    log-probabilities, text and usage end at the same token; the stop string itself is not in the
+    text.
     """
 
     text: str | None
@@ -92,13 +94,17 @@ class Collector:
         max_tokens: int,
         stop_ids: Sequence[int] = (),
         stop: Sequence[str] = (),
+        min_tokens: int = 0,
         reply_id: str = "0",
     ):
-        """`reply_id` goes into the ids of tool calls."""
+        """Nothing stops the first `min_tokens` tokens. `reply_id` goes into the ids of tool
+        calls.
+        """
         self.prompt = prompt
         self.finish_reason: str | None = None
         self.entries: list[TokenLogprob] = []
-        self._stream = None if tokenizer is None else TextStream(tokenizer, stop=stop)
+        stream = partial(TextStream, stop=stop, min_tokens=min_tokens)
+        self._stream = None if tokenizer is None else stream(tokenizer)
         self._parser, self._builder = _parser(prompt), MessageBuilder(reply_id)
         self._max_tokens, self._stop_ids = max_tokens, stop_ids
         self._pieces: list[str] = []

@@ -71,7 +71,8 @@ def propose(
 
 def draft_sampling(sampling: SamplingState, method: DraftMethod) -> SamplingState:
     """How drafts are drawn for sequences that are sampled so: at the same temperature, without any
-    cut, or all greedily. Where the target's law has one token only, so has the draft's.
+    cut, edit or penalty, or all greedily. Where the target's law has one token only, so has the
+    draft's.
     """
     zeros = jnp.zeros_like(sampling.temperature)
     certain = sampling.top_k == 1
@@ -82,6 +83,8 @@ def draft_sampling(sampling: SamplingState, method: DraftMethod) -> SamplingStat
         top_p=zeros + 1,
         top_k=jnp.zeros_like(sampling.top_k),
         min_p=zeros,
+        edits=None,
+        penalties=None,
     )
 
 

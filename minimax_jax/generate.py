@@ -4,14 +4,15 @@ like length.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
+from minimax_jax.bad_words import bad_word_ids
 from minimax_jax.chat import Chat, ChatFormat, Prompt, TurnMemory
 from minimax_jax.completion import Completion, Delta
 from minimax_jax.loaded import LoadedModel, check_tokens
-from minimax_jax.sampling import SamplingParams
+from minimax_jax.sampling import SamplingOptions, SamplingParams
 from minimax_jax.wave import GenerateOptions, Wave
 
 MAX_SEQUENCES = 128  # in one wave; more prompts run in further waves
@@ -19,16 +20,12 @@ MAX_SEQUENCES = 128  # in one wave; more prompts run in further waves
 PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 
-class Options(TypedDict, total=False):
+class Options(SamplingOptions, total=False):
     """The keywords of `generate` beside `stream`, for its two signatures."""
 
     max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
     stop: str | Sequence[str]
+    bad_words: str | Sequence[str]
     logprobs: int | None
     tools: Sequence[Mapping[str, Any]]
     template_options: Mapping[str, Any] | None
@@ -61,24 +58,23 @@ def generate(
     prompts: PromptLike | Sequence[PromptLike],
     *,
     max_tokens: int = 256,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    min_p: float = 0.0,
-    seed: int = 0,
     stop: str | Sequence[str] = (),
+    bad_words: str | Sequence[str] = (),
     logprobs: int | None = None,
     stream: bool = False,
     tools: Sequence[Mapping[str, Any]] = (),
     template_options: Mapping[str, Any] | None = None,
     safe: bool = True,
     turns: TurnMemory | None = None,
+    **sampling: Unpack[SamplingOptions],
 ) -> list[Completion] | Iterator[Delta]:
     """Completions in the order of the prompts, or with `stream` an iterator of `Delta`.
 
-    A prompt is text, token ids, or a chat (a list of messages); one alone or a list. Sequence i
-    draws with seed + i. Temperature 0 is greedy. `stop` strings match anywhere in what is
-    generated, the thought included.
+    A prompt is text, token ids, or a chat (a list of messages); one alone or a list. `sampling` is
+    any of `SamplingOptions`, its defaults those of `SamplingParams`; sequence i draws with
+    seed + i, temperature 0 is greedy, and the model's own stop ids go with `stop_token_ids`.
+    `stop` strings match anywhere in what is generated, the thought included; `bad_words` are texts
+    that are never completed.
 
     Chats are rendered by the checkpoint's template, with `tools` (OpenAI's or Anthropic's
     definitions) and `template_options` (`thinking_mode`, `reasoning_effort`). Control tokens that
@@ -88,23 +84,15 @@ def generate(
     Raises ValueError with one sentence before anything runs: an empty prompt, one longer than the
     context, an impossible option.
     """
-    sampling = SamplingParams(
-        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed
-    )
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    options = GenerateOptions(
-        max_tokens=max_tokens,
-        stop=stops,
-        stop_ids=() if loaded.tokenizer is None else loaded.tokenizer.stop_ids,
-        logprobs=logprobs,
-    )
+    options = GenerateOptions(max_tokens=max_tokens, stop=_texts(stop), logprobs=logprobs)
+    params = _sampling_params(loaded, _texts(bad_words), sampling)
     asked = Chat(messages=(), tools=tools, options=template_options or {}, safe=safe)
     read = [read_prompt(loaded, one, asked, turns) for one in _as_list(prompts)]
     if (template_options or tools) and all(one.chat is None for one in read):
         name = "tools" if tools else "template_options"
         raise ValueError(f"{name} are given, but no prompt is a chat")
-    _check(loaded, read, options)
-    deltas = _waves(loaded, read, sampling, options)
+    _check(loaded, read, options, params)
+    deltas = _waves(loaded, read, params, options)
     deltas = deltas if turns is None else _remembered(loaded, read, turns, deltas)
     if stream:
         return deltas
@@ -147,6 +135,24 @@ def _remembered(
         yield delta
 
 
+def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _sampling_params(
+    loaded: LoadedModel, bad_words: tuple[str, ...], sampling: SamplingOptions
+) -> SamplingParams:
+    """The settings of every sequence, stop ids of the model among them."""
+    tokenizer, words = loaded.tokenizer, ()
+    if bad_words:
+        if tokenizer is None:
+            raise ValueError(f"bad words need a tokenizer, and {loaded.folder} has none")
+        words = bad_word_ids(tokenizer, bad_words)
+    params = SamplingParams(**sampling, bad_words=words)
+    own = () if tokenizer is None else tokenizer.stop_ids
+    return replace(params, stop_token_ids=(*own, *params.stop_token_ids))
+
+
 def _as_list(prompts: Any) -> list[PromptLike]:
     """One prompt or several: text, a list of ids and a list of messages are one each."""
     if isinstance(prompts, str):
@@ -159,10 +165,17 @@ def _as_list(prompts: Any) -> list[PromptLike]:
     return [prompts] if alone else list(prompts)  # type: ignore[list-item]
 
 
-def _check(loaded: LoadedModel, prompts: list[Prompt], options: GenerateOptions) -> None:
+def _check(
+    loaded: LoadedModel, prompts: list[Prompt], options: GenerateOptions, params: SamplingParams
+) -> None:
     config = loaded.config
+    params.check_vocabulary(config.num_tokens)
     if options.max_tokens < 1:
         raise ValueError(f"max_tokens={options.max_tokens} is not at least 1")
+    if params.min_tokens > options.max_tokens:
+        raise ValueError(
+            f"min_tokens={params.min_tokens} is more than max_tokens={options.max_tokens}"
+        )
     if options.logprobs is not None and not 0 <= options.logprobs <= config.num_tokens:
         raise ValueError(f"logprobs={options.logprobs} is not in 0..{config.num_tokens}")
     if "" in options.stop:

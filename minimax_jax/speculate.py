@@ -11,8 +11,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from minimax_jax.cache import Cache
 from minimax_jax.commit import Anchors, Committed, commit
@@ -20,19 +19,27 @@ from minimax_jax.drafter import Drafter
 from minimax_jax.drafting import DraftMethod, Proposal, draft_sampling, inject, propose
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
-from minimax_jax.sampling import SamplingState
+from minimax_jax.sampling import (
+    History,
+    SamplingState,
+    is_undecided,
+    masked,
+    processed,
+    token_logprobs,
+)
 from minimax_jax.speculation import Drafts, Target, Uniforms, Verdict, distribution, verify
-from minimax_jax.steps import DecodeState, Fetched, Generated, next_token
+from minimax_jax.steps import DecodeState, Fetched, Generated, lengthened, next_token
 from minimax_jax.verify_rows import VerifyRows, fitting_widths, verify_rows
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class SpeculationState:
-    """B sequences between two steps."""
+    """B sequences between two steps. The history ends with the anchors: drafts are not in it."""
 
     anchors: Anchors
     proposal: Proposal
+    history: History | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -56,7 +63,6 @@ class SpeculationOptions:
 
     rows: int
     method: DraftMethod = "probabilistic"
-    stop_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
 
 
@@ -71,8 +77,7 @@ def start(
     options: SpeculationOptions,
 ) -> tuple[SpeculationState, Generated]:
     """Samples each sequence's first token, from what prefill left, and proposes the next ones."""
-    stop_ids, top = options.stop_ids, options.top_logprobs
-    tokens, going, generated = next_token(state, sampling, stop_ids, top)
+    tokens, going, generated = next_token(state, sampling, options.top_logprobs)
     anchors = Anchors(
         tokens=tokens,
         positions=state.positions,
@@ -80,7 +85,9 @@ def start(
         running=going & (state.positions + 1 < state.limits),
     )
     drawn = draft_sampling(sampling, options.method)
-    return _proposed(model, drafter, cache, block_table, anchors, drawn), generated
+    proposal = _proposed(model, drafter, cache, block_table, anchors, drawn)
+    history = lengthened(state.history, jnp.asarray(generated.tokens)[:, None])
+    return SpeculationState(anchors=anchors, proposal=proposal, history=history), generated
 
 
 @partial(jax.jit, static_argnames=("options",), donate_argnames=("cache", "state"))
@@ -94,14 +101,14 @@ def speculate(
     widths: Int[Array, "B"],
     sampling: SamplingState,
     options: SpeculationOptions,
-    allowed: Bool[Array, "B places V"] | None = None,
+    allowed: UInt32[Array, "B places words"] | None = None,
 ) -> tuple[Cache, SpeculationState, Speculated]:
     """Verifies the first `widths` drafts of each running sequence, commits the kept ones and one
     token more, injects the context of the rows that were kept, and proposes anew.
 
     Widths are cut to the drafts there are, and to what the limits and `options.rows` allow.
-    `allowed` is a grammar's mask after the anchor and after each draft. Rows of a sequence that is
-    not running write nothing.
+    `allowed` is a grammar's mask after the anchor and after each draft (`sampling.masks`). Rows of
+    a sequence that is not running write nothing.
     """
     anchors, drafts = state.anchors, state.proposal.tokens
     most = jnp.minimum(anchors.room, drafts.shape[1])
@@ -112,35 +119,49 @@ def speculate(
     layers = drafter.config.target_layers
     hidden, verified, taps = model.hidden(batch, cache.layout, cache, adapter, taps=layers)
     assert verified is not None
-    logits = model.logits(hidden.reshape(options.rows, -1), adapter)
-    masked = _masked(logits, rows, allowed)
-    verdict = _verdict(masked, rows, widths, state, sampling, options.method)
-    broken = anchors.running & _broken(masked, rows, verdict)
-    committed = commit(drafts, verdict, anchors.running & ~broken, options.stop_ids)
+    raw = model.logits(hidden.reshape(options.rows, -1), adapter)
+    raw = masked(raw, _of_rows(allowed, rows))
+    logits = _processed(raw, rows, state, sampling)
+    verdict = _verdict(logits, rows, widths, state, sampling, options.method)
+    broken = anchors.running & _broken(is_undecided(raw, logits), rows, verdict)
+    committed = commit(drafts, verdict, anchors.running & ~broken, sampling.stop_ids)
     kept = rows.at(anchors.positions, committed.keeps(rows)).reshape(batch.positions.shape)
     cache = inject(drafter, verified, taps, replace(batch, positions=kept))
-    drawn = draft_sampling(sampling, options.method)
-    after = _proposed(model, drafter, cache, block_table, committed.anchors(anchors), drawn)
-    generated = _report(logits, rows, committed, broken, options.top_logprobs)
+    drawn, newest = draft_sampling(sampling, options.method), committed.anchors(anchors)
+    after = SpeculationState(
+        anchors=newest,
+        proposal=_proposed(model, drafter, cache, block_table, newest, drawn),
+        history=lengthened(state.history, committed.tokens),
+    )
+    generated = _report(raw, rows, committed, broken, options.top_logprobs)
     return cache, after, Speculated(generated=generated, tested=widths, accepted=committed.accepted)
 
 
 def _proposed(
     model, drafter, cache, block_table, anchors: Anchors, drawn: SamplingState
-) -> SpeculationState:
+) -> Proposal:
     tokens = jnp.where(anchors.running, anchors.tokens, 0)
     positions = jnp.where(anchors.running, anchors.positions, -1)
-    proposal = propose(model, drafter, cache, block_table, tokens, positions, drawn)
-    return SpeculationState(anchors=anchors, proposal=proposal)
+    return propose(model, drafter, cache, block_table, tokens, positions, drawn)
 
 
-def _masked(
-    logits: Float[Array, "M V"], rows: VerifyRows, allowed: Bool[Array, "B places V"] | None
+def _of_rows(
+    allowed: UInt32[Array, "B places words"] | None, rows: VerifyRows
+) -> UInt32[Array, "M words"] | None:
+    return None if allowed is None else allowed[rows.sequences, jnp.maximum(rows.offsets, 0)]
+
+
+def _processed(
+    logits: Float[Array, "M V"], rows: VerifyRows, state: SpeculationState, sampling: SamplingState
 ) -> Float[Array, "M V"]:
-    if allowed is None:
-        return logits
-    mask = allowed[rows.sequences, jnp.maximum(rows.offsets, 0)]
-    return jnp.where(mask, logits, -jnp.inf)
+    """Each row's logits, processed as those of the token after its drafts."""
+    sequences, history = rows.sequences, None
+    if state.history is not None:
+        drafts = state.proposal.tokens[sequences]
+        before = jnp.arange(drafts.shape[1]) < rows.offsets[:, None]
+        history = state.history.at(sequences).then(jnp.where(before, drafts, -1))
+    positions = state.anchors.positions[sequences] + rows.offsets + 1
+    return processed(logits, sampling.at(sequences), positions, history)
 
 
 def _verdict(
@@ -148,8 +169,8 @@ def _verdict(
 ) -> Verdict:
     """The law, for each row in its sequence's own way of sampling and drafting."""
     B, T, V = state.proposal.logits.shape
-    drawn = _of(draft_sampling(sampling, method), jnp.repeat(jnp.arange(B), T))
-    p = distribution(logits, _of(sampling, rows.sequences))
+    drawn = draft_sampling(sampling, method).at(jnp.repeat(jnp.arange(B), T))
+    p = distribution(logits, sampling.at(rows.sequences))
     q = distribution(state.proposal.logits.reshape(B * T, V), drawn).reshape(B, T, V)
     return verify(
         Target(probabilities=p, first=rows.first),
@@ -158,28 +179,22 @@ def _verdict(
     )
 
 
-def _broken(logits, rows: VerifyRows, verdict: Verdict) -> Bool[Array, "B"]:
-    """Where a row that decided has no best token: NaN, or nothing that the grammar allows."""
-    bad_M = ~jnp.isfinite(jnp.max(logits, axis=-1))
+def _broken(undecided_M, rows: VerifyRows, verdict: Verdict) -> Bool[Array, "B"]:
+    """Where a row that decided has no best token."""
     decided = (rows.offsets >= 0) & (rows.offsets <= verdict.accepted[rows.sequences])
-    return jnp.zeros(len(rows.first), bool).at[rows.sequences].max(bad_M & decided)
+    return jnp.zeros(len(rows.first), bool).at[rows.sequences].max(undecided_M & decided)
 
 
-def _report(logits, rows: VerifyRows, committed: Committed, broken, top: int) -> Generated:
+def _report(raw, rows: VerifyRows, committed: Committed, broken, top: int) -> Generated:
     """Log-probabilities of the committed tokens, each from the row before it."""
-    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    tokens = committed.tokens[rows.sequences, jnp.maximum(rows.offsets, 0)]
+    logprobs = token_logprobs(raw, tokens, top)
     columns = jnp.arange(committed.tokens.shape[1])
     before = rows.first[:, None] + columns  # [B, places]
-    top_logprobs, top_tokens = lax.top_k(logprobs, top)
     return Generated(
         tokens=committed.tokens.T,
-        logprobs=logprobs[before, jnp.maximum(committed.tokens, 0)].T,
-        top_tokens=top_tokens[before].swapaxes(0, 1),
-        top_logprobs=top_logprobs[before].swapaxes(0, 1),
+        logprobs=logprobs.chosen[before].T,
+        top_tokens=logprobs.top_tokens[before].swapaxes(0, 1),
+        top_logprobs=logprobs.top[before].swapaxes(0, 1),
         broken=(broken[:, None] & (columns == 0)).T,
     )
-
-
-def _of(sampling: SamplingState, rows: Int[Array, "M"]) -> SamplingState:
-    """The settings of each row's sequence."""
-    return jax.tree.map(lambda x: x[rows], sampling)

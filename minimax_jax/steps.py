@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache
@@ -20,7 +20,16 @@ from minimax_jax.drafter import Drafter
 from minimax_jax.drafting import inject
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
-from minimax_jax.sampling import SamplingState, sample
+from minimax_jax.sampling import (
+    History,
+    SamplingState,
+    is_stop,
+    is_undecided,
+    masked,
+    processed,
+    sample,
+    token_logprobs,
+)
 from pallas_kernels.layouts.pool import PoolLayout
 
 Fetched = Array | np.ndarray  # on the device, or already on the host
@@ -29,12 +38,16 @@ Fetched = Array | np.ndarray  # on the device, or already on the host
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class DecodeState:
-    """B sequences between two decode steps: the logits of the next token and where it goes."""
+    """B sequences between two decode steps: the logits of the next token and where it goes.
+
+    `history` is there if the sampling needs one.
+    """
 
     logits: Float[Array, "B V"]
     positions: Int[Array, "B"]  # of the next token
     limits: Int[Array, "B"]  # the first position that is not generated any more
     running: Bool[Array, "B"]
+    history: History | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -46,10 +59,10 @@ class Generated:
     """
 
     tokens: Int[Fetched, "*k B"]
-    logprobs: Float[Fetched, "*k B"]  # of the raw distribution, temperature and cuts not applied
+    logprobs: Float[Fetched, "*k B"]  # of the raw distribution, a grammar's mask alone applied
     top_tokens: Int[Fetched, "*k B n"]
     top_logprobs: Float[Fetched, "*k B n"]
-    broken: Bool[Fetched, "*k B"]  # NaN logits: the sequence ends there
+    broken: Bool[Fetched, "*k B"]  # NaN logits, or nothing may follow: the sequence ends there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +70,6 @@ class DecodeOptions:
     """What a decode program is compiled for."""
 
     steps: int
-    stop_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
 
 
@@ -94,39 +106,57 @@ def decode(
     state: DecodeState,
     sampling: SamplingState,
     options: DecodeOptions,
+    allowed: UInt32[Array, "B words"] | None = None,
 ) -> tuple[Cache, DecodeState, Generated]:
-    """Samples and runs `options.steps` tokens of every running sequence in one dispatch."""
+    """Samples and runs `options.steps` tokens of every running sequence in one dispatch.
+
+    `allowed` is a grammar's mask of the next token (`sampling.masks`). Raises ValueError when it
+    comes with several steps, since it holds for one.
+    """
+    if allowed is not None and options.steps != 1:
+        raise ValueError(f"steps={options.steps} with a mask, which holds for one step alone")
 
     def step(carry, _):
-        return _decode_one(model, adapter, block_table, sampling, options, *carry)
+        return _decode_one(model, adapter, block_table, sampling, options, allowed, *carry)
 
     (cache, state), generated = lax.scan(step, (cache, state), None, length=options.steps)
     return cache, state, generated
 
 
 def next_token(
-    state: DecodeState, sampling: SamplingState, stop_ids: tuple[int, ...], top_logprobs: int
+    state: DecodeState,
+    sampling: SamplingState,
+    top_logprobs: int,
+    allowed: UInt32[Array, "B words"] | None = None,
 ) -> tuple[Int[Array, "B"], Bool[Array, "B"], Generated]:
     """Each sequence's next token, whether the sequence goes on after it, and what to report."""
-    broken = state.running & jnp.any(jnp.isnan(state.logits), axis=-1)
+    raw = masked(state.logits, allowed)
+    logits = processed(raw, sampling, state.positions, state.history)
+    broken = state.running & is_undecided(state.logits, logits)
     running = state.running & ~broken & (state.positions < state.limits)
-    tokens = sample(state.logits, sampling, state.positions)
-    generated = _report(state.logits, tokens, running, broken, top_logprobs)
-    return tokens, running & ~is_stop(tokens, stop_ids), generated
+    tokens = sample(logits, sampling, state.positions)
+    logprobs = token_logprobs(raw, tokens, top_logprobs)
+    generated = Generated(
+        tokens=jnp.where(running, tokens, -1),
+        logprobs=logprobs.chosen,
+        top_tokens=logprobs.top_tokens,
+        top_logprobs=logprobs.top,
+        broken=broken,
+    )
+    return tokens, running & ~is_stop(tokens, sampling.stop_ids), generated
 
 
-def is_stop(tokens: Int[Array, "*rows"], stop_ids: tuple[int, ...]) -> Bool[Array, "*rows"]:
-    """Which tokens end their sequence."""
-    return jnp.isin(tokens, jnp.array(stop_ids, jnp.int32))
+def lengthened(history: History | None, tokens: Int[Array, "B n"]) -> History | None:
+    """The history after tokens, -1 past the last of a sequence."""
+    return None if history is None else history.then(tokens)
 
 
-def _decode_one(model, adapter, block_table, sampling, options, cache: Cache, state: DecodeState):
-    stop_ids, top = options.stop_ids, options.top_logprobs
-    tokens, feeding, generated = next_token(state, sampling, stop_ids, top)
+def _decode_one(model, adapter, table, sampling, options, allowed, cache: Cache, state):
+    tokens, feeding, generated = next_token(state, sampling, options.top_logprobs, allowed)
     batch = Batch(
         tokens=jnp.where(feeding, tokens, 0)[:, None],
         positions=jnp.where(feeding, state.positions, -1)[:, None],
-        block_table=block_table,
+        block_table=table,
     )
     hidden, cache_out, _ = model.hidden(batch, cache.layout, cache, adapter)
     assert cache_out is not None
@@ -135,21 +165,9 @@ def _decode_one(model, adapter, block_table, sampling, options, cache: Cache, st
         positions=state.positions + feeding,
         limits=state.limits,
         running=feeding,
+        history=lengthened(state.history, jnp.asarray(generated.tokens)[:, None]),
     )
     return (cache_out, state), generated
-
-
-def _report(logits, tokens, running, broken, top: int) -> Generated:
-    logprobs = jax.nn.log_softmax(logits, axis=-1)
-    chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
-    top_logprobs, top_tokens = lax.top_k(logprobs, top)
-    return Generated(
-        tokens=jnp.where(running, tokens, -1),
-        logprobs=chosen,
-        top_tokens=top_tokens,
-        top_logprobs=top_logprobs,
-        broken=broken,
-    )
 
 
 @partial(jax.jit, static_argnames=("layout",))

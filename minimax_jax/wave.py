@@ -19,7 +19,7 @@ from minimax_jax.cache import Cache
 from minimax_jax.chat import Prompt
 from minimax_jax.completion import Collector, Delta, TokenLogprob
 from minimax_jax.loaded import LoadedModel
-from minimax_jax.sampling import SamplingParams, SamplingState
+from minimax_jax.sampling import History, SamplingParams, SamplingState
 from minimax_jax.steps import DecodeOptions, DecodeState, Generated, bucket, decode, prefill
 
 PREFILL_TOKENS = 8192  # in one prefill step, all sequences together
@@ -32,7 +32,6 @@ class GenerateOptions:
 
     max_tokens: int
     stop: tuple[str, ...]
-    stop_ids: tuple[int, ...]
     logprobs: int | None  # likeliest ids reported at each place; None: no log-probabilities at all
 
 
@@ -49,7 +48,7 @@ class Wave:
         """Runs the prompts into the pages; the first tokens are then ready to be sampled."""
         self.loaded, self.options, self.started = loaded, options, time.perf_counter()
         self.collectors = [
-            _collector(loaded, prompt, one.seed, options)
+            _collector(loaded, prompt, one, options)
             for prompt, one in zip(prompts, params, strict=True)
         ]
         self.num_rows = bucket(len(prompts))
@@ -59,12 +58,17 @@ class Wave:
         width = bucket(blocks, smallest=loaded.config.indexer.top_k)
         self.cache = Cache.empty(loaded.layout, self.num_rows * width)
         self.table = jnp.arange(self.num_rows * width, dtype=jnp.int32).reshape(-1, width)
-        self.sampling = SamplingState.of([*params, *[SamplingParams()] * unused])
+        vocab_size = loaded.config.vocab_size
+        self.sampling = SamplingState.of(
+            [*params, *[SamplingParams()] * unused], lengths.tolist(), vocab_size
+        )
+        padded = [*(prompt.ids for prompt in prompts), *[[]] * unused]
         self.state = DecodeState(
             logits=self._prefill(prompts, lengths),
             positions=jnp.asarray(lengths),
             limits=jnp.asarray(lengths + options.max_tokens),
             running=jnp.asarray(lengths > 0),
+            history=History.of(self.sampling, padded, [[]] * self.num_rows, vocab_size),
         )
 
     @property
@@ -76,7 +80,7 @@ class Wave:
         """One dispatch; what it added to each sequence."""
         top = self.options.logprobs or 0
         steps = min(DECODE_STEPS, bucket(self.options.max_tokens))
-        program = DecodeOptions(steps=steps, stop_ids=self.options.stop_ids, top_logprobs=top)
+        program = DecodeOptions(steps=steps, top_logprobs=top)
         loaded = self.loaded
         with loaded.on_mesh():
             self.cache, self.state, generated = decode(
@@ -136,16 +140,17 @@ class Wave:
 
 
 def _collector(
-    loaded: LoadedModel, prompt: Prompt, seed: int, options: GenerateOptions
+    loaded: LoadedModel, prompt: Prompt, params: SamplingParams, options: GenerateOptions
 ) -> Collector:
     # Tool calls of one prompt and seed have the same ids each time; those of later turns differ.
-    asked = blake2b(np.array([seed, *prompt.ids]).tobytes(), digest_size=8)
+    asked = blake2b(np.array([params.seed, *prompt.ids]).tobytes(), digest_size=8)
     return Collector(
         prompt,
         loaded.tokenizer,
         max_tokens=options.max_tokens,
-        stop_ids=options.stop_ids,
+        stop_ids=params.stop_token_ids,
         stop=options.stop,
+        min_tokens=params.min_tokens,
         reply_id=asked.hexdigest(),
     )
 

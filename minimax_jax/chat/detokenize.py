@@ -56,15 +56,24 @@ class TextStream:
     before it, or after it with `include_stop`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), include_stop=False):
-        """Raises ValueError for an empty stop string."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        include_stop=False,
+        min_tokens: int = 0,
+    ):
+        """Stop strings are looked for behind the text of the first `min_tokens` tokens. Raises
+        ValueError for an empty one.
+        """
         if "" in stop:
             raise ValueError("a stop string is empty")
         self.match: StopMatch | None = None
         self._decoder = DecodeStream(tokenizer)
         self._stops = [_StopString(text) for text in stop]
         self._first_characters = {text[0] for text in stop}
-        self._include_stop = include_stop
+        self._include_stop, self._min_tokens = include_stop, min_tokens
         self._held = ""
         self._tokens = _TokenEnds()
 
@@ -73,6 +82,9 @@ class TextStream:
         assert self.match is None, "the text has ended"
         piece = self._decoder.push(token_id)
         self._tokens.push(len(piece), self._decoder.is_unfinished)
+        if self._tokens.count <= self._min_tokens:
+            self._tokens.forget(len(piece))
+            return piece
         return self._take(piece)
 
     def finish(self) -> str:

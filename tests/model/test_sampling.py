@@ -111,7 +111,7 @@ def test_seeds_beyond_32_bits_are_distinct():
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"top_p": 1.5}, "top_p=1.5"),
-        ({"top_k": -1}, "top_k=-1"),
+        ({"top_k": -2}, "top_k=-2"),
         ({"min_p": 2.0}, "min_p=2.0"),
         ({"seed": -1}, "seed=-1"),
     ],

@@ -12,7 +12,7 @@ from minimax_jax.cache import Cache
 from minimax_jax.drafter import Drafter
 from minimax_jax.drafting import Proposal
 from minimax_jax.model import Model
-from minimax_jax.sampling import SamplingParams, SamplingState
+from minimax_jax.sampling import History, SamplingParams, SamplingState
 from minimax_jax.speculate import SpeculationOptions, SpeculationState, speculate, start
 from minimax_jax.steps import DecodeOptions, DecodeState, decode, prefill
 from tests.drafter.models import drafted, empty_cache, random_drafter
@@ -49,7 +49,8 @@ class Run:
 
     @property
     def sampling(self) -> SamplingState:
-        return SamplingState.of(self.params)
+        lengths = [len(prompt) for prompt in self.prompts]
+        return SamplingState.of(self.params, lengths, self.config.vocab_size)
 
     def prefilled(self, max_tokens: int, chunk: int = 64) -> tuple[Cache, DecodeState]:
         """The pages after the prompts, the drafter's too, and the logits after each."""
@@ -76,6 +77,9 @@ class Run:
             positions=jnp.asarray(lengths),
             limits=jnp.asarray(lengths + max_tokens),
             running=jnp.asarray(lengths > 0),
+            history=History.of(
+                self.sampling, self.prompts, [[]] * self.count, self.config.vocab_size
+            ),
         )
         return cache, state
 

@@ -62,7 +62,7 @@ def test_too_few_rows_for_the_anchors_are_refused():
 
 def committed(accepted, token, going=True, stop_ids=(), drafts=(11, 12, 13)):
     verdict = Verdict(accepted=jnp.array([accepted]), token=jnp.array([token]))
-    return commit(jnp.array([drafts]), verdict, jnp.array([going]), stop_ids)
+    return commit(jnp.array([drafts]), verdict, jnp.array([going]), jnp.array([[-1, *stop_ids]]))
 
 
 @pytest.mark.parametrize("accepted", range(4))
@@ -100,7 +100,7 @@ def test_the_rows_of_committed_tokens_are_kept():
     rows = verify_rows(jnp.array([3, 3, 3]), jnp.array([True] * 3), 12, 3)
     verdict = Verdict(accepted=jnp.array([1, 3, 2]), token=jnp.array([50, 50, 50]))
     drafts = jnp.array([[11, 12, 13]] * 3)
-    found = commit(drafts, verdict, jnp.array([True, True, False]), (12,))
+    found = commit(drafts, verdict, jnp.array([True, True, False]), jnp.full((3, 1), 12))
     kept = np.asarray(found.keeps(rows)).reshape(3, 4).tolist()
     assert kept == [[True, True, False, False], [True, True, True, False], [False] * 4]
 
@@ -114,7 +114,7 @@ def test_the_next_anchor_is_the_last_committed_token():
     )
     assert before.room.tolist() == [8, 1, 8, 8]
     verdict = Verdict(accepted=jnp.array([2, 1, 3, 0]), token=jnp.array([50, 51, 52, 53]))
-    found = commit(jnp.array([[11, 12, 13]] * 4), verdict, before.running, (13,))
+    found = commit(jnp.array([[11, 12, 13]] * 4), verdict, before.running, jnp.full((4, 1), 13))
     after = found.anchors(before)
     assert after.tokens.tolist() == [50, 51, 13, 4]
     assert after.positions.tolist() == [13, 12, 13, 10]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minimax_jax.cache import Cache, layer_pages, pool_layout
-from minimax_jax.sampling import SamplingParams
+from minimax_jax.sampling import SamplingParams, packed_mask
 from minimax_jax.speculate import SpeculationOptions, speculate
 from pallas_kernels.layouts.pages import read
 from pallas_kernels.layouts.pool import CacheFormats
@@ -149,16 +149,16 @@ def test_limits_are_kept_however_many_drafts_are_right(max_tokens, plain):
 
 def test_a_stop_token_ends_its_sequence_within_the_block(plain):
     stop = int(plain.tokens[3, 5])  # the third token after the first of sequence 5
-    options = replace(RECTANGLE, stop_ids=(stop,))
-    cache, state, _ = GREEDY_RUN.started(24, options)
+    run = Run.of(PROMPTS, [replace(GREEDY, stop_token_ids=(stop,))] * B)
+    cache, state, _ = run.started(24, RECTANGLE)
     state = proposing(state, continued(plain, [7] * B))
-    cache, state, done = GREEDY_RUN.step(cache, state, 7, options)
+    cache, state, done = run.step(cache, state, 7, RECTANGLE)
     place = plain.tokens[1:9, 5].tolist().index(stop) + 1
     found = done.generated.tokens[:, 5].tolist()
     assert found == plain.tokens[1 : 1 + place, 5].tolist() + [-1] * (8 - place)
     assert not state.anchors.running[5] and done.accepted[5] == place
     before = np.asarray(cache.local_pool)
-    cache, state, done = GREEDY_RUN.step(cache, state, 7, options)
+    cache, state, done = run.step(cache, state, 7, RECTANGLE)
     assert (np.asarray(done.generated.tokens[:, 5]) == -1).all() and done.tested[5] == 0
     np.testing.assert_array_equal(
         np.asarray(cache.local_pool)[GREEDY_RUN.table[5]], before[GREEDY_RUN.table[5]]
@@ -208,7 +208,8 @@ def test_a_grammar_masks_each_row_after_its_own_drafts(plain):
     allowed[1, 2, drafts[1, 2]] = False  # the third draft of sequence 1
     allowed[4, 7] = np.arange(allowed.shape[2]) == 33  # after all drafts of sequence 4
     state = proposing(state, drafts)
-    _, _, done = GREEDY_RUN.step(cache, state, 7, RECTANGLE, jnp.asarray(allowed))
+    bits = jnp.asarray(packed_mask(allowed))
+    _, _, done = GREEDY_RUN.step(cache, state, 7, RECTANGLE, bits)
     assert done.accepted.tolist() == [7, 2, 7, 7, 7, 7, 7, 7]
     assert int(done.generated.tokens[2, 1]) not in (-1, drafts[1, 2])
     assert int(done.generated.tokens[7, 4]) == 33
