@@ -89,8 +89,8 @@ class Engine(services.VllmEngineServicer):
 class Gateway:
     """A running gateway; `close` ends it and the engine."""
 
-    def __init__(self, log: Path):
-        self.engine = Engine()
+    def __init__(self, log: Path, engine: Engine | None = None):
+        self.engine = engine or Engine()
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         services.add_VllmEngineServicer_to_server(self.engine, self._server)
         engine_port = self._server.add_insecure_port("127.0.0.1:0")
