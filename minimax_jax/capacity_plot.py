@@ -12,7 +12,7 @@ STYLES = (":", "--", "-")  # keys and values alone, with index keys, with the dr
 
 def plot_capacity(title: str, answer: Capacity, picture: Path) -> None:
     """Draws how many sequences fit at each context up to the model's longest; a dot marks the one
-    that was asked. Contexts at which nothing fits are left out.
+    that was asked. Contexts at which nothing fits are left out; ValueError if that is all.
     """
     from matplotlib.figure import Figure  # 0.4 s, and only this picture needs it
     from matplotlib.ticker import LogLocator, StrMethodFormatter
@@ -20,6 +20,8 @@ def plot_capacity(title: str, answer: Capacity, picture: Path) -> None:
     question = answer.question
     contexts = _contexts(question)
     answers = [capacity(replace(question, context=context)) for context in contexts]
+    if not any(stage.total_sequences for one in answers for stage in one.stages):
+        raise ValueError(f"there is nothing to draw: no sequence of any length fits {title}")
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for i, stage in enumerate(answer.stages):

@@ -25,6 +25,12 @@ CONTEXT = 262144
 ONE, BF16 = ParallelConfig(), QuantizationConfig()
 
 
+@pytest.fixture(autouse=True)
+def _no_compilation_cache(monkeypatch):
+    """Nothing is compiled here, and the other tests of this process keep their own cache."""
+    monkeypatch.setattr("minimax_jax.__main__.keep_compiled_programs", lambda: None)
+
+
 def ask(parallel: str = "dep4", config=None, **changes) -> Capacity:
     """M3.1-Flash on four B300s at 262,144 tokens, NVFP4 caches, an FP8 draft."""
     question = Question(
@@ -290,6 +296,7 @@ def test_the_plot_is_a_picture(capsys, tmp_path):
         (["--gpu", "b300", "--max-num-seqs", "0"], "max_num_seqs=0 is not at least 1"),
         (["--gpu", "b300", "--model", "nosuch"], "'nosuch' is neither"),
         (["--gpu", "b300", "--plot", "fits.xyz"], "xyz"),
+        (["--gpu", "h100", "--plot", "fits.png"], "no sequence of any length fits m3_1_flash on 1"),
     ],
 )
 def test_a_mistake_is_one_sentence(capsys, arguments, sentence):
