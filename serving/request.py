@@ -51,8 +51,18 @@ class Request:
     """A sequence, its tokens and what it holds. The scheduler alone changes it."""
 
     __slots__ = (
-        *("asked", "chain", "index", "is_synchronous", "order", "prompt_length", "root", "seed"),
-        *("sampling", "tokens", "limit", "eos_or_stop_ids"),
+        *(
+            "asked",
+            "chain",
+            "index",
+            "is_synchronous",
+            "order",
+            "prompt_length",
+            "root",
+            "salt",
+            "seed",
+        ),
+        *("takes_single_steps", "sampling", "tokens", "limit", "eos_or_stop_ids"),
         *("phase", "finish_reason", "stop_token", "weight_version", "rank", "slot", "blocks"),
         *("computed", "published", "prefill_target", "prefill_planned"),
         *("least", "most", "steps_in_flight", "bypassed", "cached_tokens", "num_preemptions"),
@@ -60,10 +70,21 @@ class Request:
     )
 
     def __init__(
-        self, asked: Asked, index: int, *, seed: int, arrival: int, max_model_len: int, salt: str
+        self,
+        asked: Asked,
+        index: int,
+        *,
+        seed: int,
+        arrival: int,
+        max_model_len: int,
+        salt: str = "",
+        weight_version: int = 0,
     ):
-        """Sequence `index` of what was asked. `seed` is the one to draw with, asked for or not."""
+        """Sequence `index` of what was asked. `seed` is the one to draw with, asked for or not;
+        sequences with another `salt` share no blocks with it.
+        """
         self.asked, self.index, self.sampling = asked, index, asked.sampling
+        self.salt = salt
         self.seed = child_seed(seed, index)
         self.order = (asked.priority, arrival)  # lower goes first
         self.tokens = array("i", asked.prompt)
@@ -73,8 +94,10 @@ class Request:
         self.limit = min(longest, max_model_len)  # the first position that is not generated
         eos = () if self.sampling.ignore_eos else asked.eos_token_ids
         self.eos_or_stop_ids = frozenset(eos) | frozenset(self.sampling.stop_token_ids)
-        # A grammar's mask needs every token before it, so no step is planned ahead.
+        # A grammar's mask needs every token before it, so no step is planned ahead; and where the
+        # host looks for the end in the text, a dispatch of several steps would often be in vain.
         self.is_synchronous = self.sampling.structured_outputs is not None
+        self.takes_single_steps = self.is_synchronous or bool(self.sampling.stop)
         self.phase, self.finish_reason, self.stop_token = Phase.WAITING, None, None
         self.weight_version = self.bypassed = self.num_preemptions = 0
         self.cached_tokens: int | None = None  # of the first admission
@@ -82,7 +105,7 @@ class Request:
         self.chain: list[BlockHash] = []
         self.root = b""
         self.leave_pages()
-        self.set_root(0, salt)
+        self.set_weight_version(weight_version)
 
     @property
     def request_id(self) -> str:
@@ -109,14 +132,14 @@ class Request:
         """Whether only its prompt is scored."""
         return self.sampling.max_tokens == 0
 
-    def set_root(self, weight_version: int, salt: str) -> None:
+    def set_weight_version(self, weight_version: int) -> None:
         """Names its blocks' contents anew, as those of a weight version."""
         asked = self.asked
         root = root_hash(
             weight_version=weight_version,
             adapter=asked.adapter,
             adapter_version=asked.adapter_version,
-            salt=salt,
+            salt=self.salt,
         )
         if root != self.root:
             self.chain, self.root = [], root
@@ -128,12 +151,15 @@ class Request:
             extend_chain(self.chain, self.root, self.tokens, block_size, num_blocks)
         return self.chain
 
-    def enter_pages(self, rank: int, slot: int, blocks: list[int], computed: int) -> None:
-        """Begins to run on a rank, with the first `computed` tokens found in the cache.
+    def enter_pages(
+        self, rank: int, slot: int, blocks: list[int], *, num_found: int, computed: int
+    ) -> None:
+        """Begins to run on a rank, with `computed` tokens in the `num_found` first blocks.
 
         `blocks` are its own to lengthen, and hold all known tokens and the next one.
         """
         self.phase, self.rank, self.slot, self.blocks = Phase.RUNNING, rank, slot, blocks
+        self.published, self.bypassed = num_found, 0
         self.computed = self.prefill_planned = computed
         self.prefill_target = self.num_tokens
         self.least = self.most = self.num_tokens
@@ -167,13 +193,10 @@ class Request:
         return taken
 
 
-def sequences_of(
-    asked: Asked, *, seed: int, arrival: int, max_model_len: int, salt: str
-) -> list[Request]:
-    """The n sequences of what was asked, in the order `index`; they arrive one after another.
+def whole_prompt(asked: Asked, max_model_len: int) -> Asked:
+    """What was asked with its prompt cut from the left as `truncate_prompt_tokens` says.
 
-    Cuts the prompt from the left where `truncate_prompt_tokens` says so. Raises ValueError when
-    there is no prompt, or no room for a token after it.
+    Raises ValueError when there is no prompt, or no room for a token after it.
     """
     asked = replace(asked, prompt=_truncated(asked, max_model_len))
     if not asked.prompt:
@@ -184,17 +207,7 @@ def sequences_of(
             f"the prompt has {len(asked.prompt)} tokens, but with max_model_len={max_model_len} "
             f"at most {max_model_len - room} leave room for {room} more"
         )
-    return [
-        Request(
-            asked,
-            index,
-            seed=seed,
-            arrival=arrival + index,
-            max_model_len=max_model_len,
-            salt=salt,
-        )
-        for index in range(asked.sampling.n)
-    ]
+    return asked
 
 
 def _truncated(asked: Asked, max_model_len: int) -> Sequence[int]:

@@ -3,19 +3,18 @@
 import pytest
 
 from serving.block_hashes import event_id, root_hash
-from serving.request import Asked, sequences_of
+from serving.request import Asked, Request, whole_prompt
 from serving.sampling_params import SamplingParams
 
 
-def sequences(prompt, *, max_model_len=100, seed=0, salt="", asked=None, **sampling):
-    one = Asked(
-        request_id="r",
-        prompt=prompt,
-        sampling=SamplingParams(**sampling),
-        eos_token_ids=(2,),
-        **(asked or {}),
-    )
-    return sequences_of(one, seed=seed, arrival=0, max_model_len=max_model_len, salt=salt)
+def sequences(prompt, *, max_model_len=100, seed=0, **sampling):
+    params = SamplingParams(**sampling)
+    asked = Asked(request_id="r", prompt=prompt, sampling=params, eos_token_ids=(2,))
+    asked = whole_prompt(asked, max_model_len)
+    return [
+        Request(asked, index, seed=seed, arrival=index, max_model_len=max_model_len)
+        for index in range(params.n)
+    ]
 
 
 def test_f105_a_stop_is_tested_before_the_length():
@@ -109,7 +108,7 @@ def test_f77_f167_blocks_of_other_adapters_weights_and_salts_have_other_names():
     assert len(set(names)) == len(names)
     (request,) = sequences(range(64))
     before = list(request.hashes(4, 16))
-    request.set_root(1, "")
+    request.set_weight_version(1)
     assert set(before).isdisjoint(request.hashes(4, 16))
     assert request.weight_version == 1
 
