@@ -186,7 +186,6 @@ async def connected(
     *,
     files: ModelFiles | None = None,
     served: Served | None = None,
-    metadata: Sequence[tuple[str, str]] = (),
     **config: Any,
 ) -> AsyncIterator[Connected]:
     engine = engine or FakeEngine()
@@ -245,3 +244,16 @@ async def status(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
     except grpc.aio.AioRpcError as error:
         return error.code(), error.details() or ""
     raise AssertionError("the call did not fail")
+
+
+def refused(
+    name: str, message: Any, engine: FakeEngine | None = None, **options: Any
+) -> tuple[grpc.StatusCode, str]:
+    """The status and text with which a server over the engine refuses a call."""
+
+    async def test():
+        async with connected(engine, **options) as it:
+            call = getattr(it.stub, name)(message)
+            return await status(call.read() if hasattr(call, "read") else call)
+
+    return run(test)
