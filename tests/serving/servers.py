@@ -221,9 +221,7 @@ def run(test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
     async def alone() -> Any:
         result = await test()
-        await asyncio.sleep(0)
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not {task for task in others if not task.done()}, others
+        await soon(lambda: asyncio.all_tasks() == {asyncio.current_task()})
         return result
 
     return asyncio.run(alone())
