@@ -1,0 +1,58 @@
+"""From speculative steps to the drafter's temperatures."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from minimax_jax.calibration import fit, read_calibration
+from minimax_jax.sampling import SamplingParams
+from minimax_jax.speculate import SpeculationOptions
+from rl.calibrate import DraftedStep, calibrate
+from tests.speculation.runs import Run
+
+PROMPTS = [[5, 9, 2, 7], [11, 3, 8]]
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[DraftedStep]:
+    """Two sequences from their first tokens to their limits, all drafts tested."""
+    run = Run.of(PROMPTS, [SamplingParams(temperature=3.0, seed=seed) for seed in (1, 2)])
+    assert run.config.drafter
+    drafts = run.config.drafter.draft_block
+    options = SpeculationOptions(rows=run.count * (drafts + 1))
+    cache, state, _ = run.started(40, options)
+    found = []
+    while bool(state.anchors.running.any()):
+        confidence = np.array(state.proposal.confidence)
+        cache, state, done = run.step(cache, state, drafts, options)
+        tested, accepted = jax.device_get((done.tested, done.accepted))
+        running = np.array(state.anchors.running)
+        found.append(
+            DraftedStep(confidence=confidence, tested=tested, accepted=accepted, running=running)
+        )
+    return found
+
+
+def test_the_blocks_that_count_are_fitted_and_stored(steps, tmp_path):
+    found = calibrate(steps, tmp_path)
+    drafts = steps[0].confidence.shape[1]
+    assert read_calibration(tmp_path, drafts) == found
+    logits, accepted = [], []
+    for step in steps:
+        for row in range(len(PROMPTS)):
+            if step.tested[row] == drafts and step.running[row]:
+                logits.append(step.confidence[row])
+                accepted.append(step.accepted[row])
+    assert 0 < len(accepted) < 2 * len(steps), "every block counts: the limit was never met"
+    assert fit(np.stack(logits), np.array(accepted)) == found
+
+
+def test_blocks_that_were_cut_are_left_out(steps, tmp_path):
+    whole = calibrate(steps, tmp_path)
+    stopped = replace(steps[0], running=np.zeros(2, bool))
+    narrow = replace(steps[0], tested=steps[0].tested - 1)
+    assert calibrate([*steps, stopped, narrow], tmp_path) == whole
+    with pytest.raises(ValueError, match="2 steps have no block whose drafts all were tested"):
+        calibrate([stopped, narrow], tmp_path)
