@@ -72,7 +72,8 @@ class Shapes:
             if not self._pages_exist(pages, before=0):
                 continue
             for tokens in self._prefill_tokens:
-                most = self.max_prefill_rows * pages * self.block_size
+                blocks = min(self.max_prefill_rows * pages, self._num_blocks)
+                most = blocks * self.block_size
                 if _below(self._prefill_tokens, tokens) < most:
                     yield Shape(
                         kind="prefill", rows=self.max_prefill_rows, tokens=tokens, pages=pages
