@@ -31,17 +31,17 @@ class Rows:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class LossSums:
-    """Sums over blocks, which add up across chunks and devices."""
+    """Sums over blocks, which add up across chunks and devices; several parts may lie in one."""
 
-    ce: Float[Array, ""]  # these three of w x loss,
-    tv: Float[Array, ""]
-    confidence: Float[Array, ""]
-    weight: Float[Array, ""]  # and w itself
-    accepted: Float[Array, "T"]  # sum_v min(q, p) of each position's valid rows
-    rows: Float[Array, "T"]
-    survived: Float[Array, "T"]  # the product of `accepted` up to here
-    confidence_error: Float[Array, ""]  # |sigmoid(confidence) - min(q, p)|
-    blocks: Float[Array, ""]
+    ce: Float[Array, "*parts"]  # these three of w x loss,
+    tv: Float[Array, "*parts"]
+    confidence: Float[Array, "*parts"]
+    weight: Float[Array, "*parts"]  # and w itself
+    accepted: Float[Array, "*parts T"]  # sum_v min(q, p) of each position's valid rows
+    rows: Float[Array, "*parts T"]
+    survived: Float[Array, "*parts T"]  # the product of `accepted` up to here
+    confidence_error: Float[Array, "*parts"]  # |sigmoid(confidence) - min(q, p)|
+    blocks: Float[Array, "*parts"]
 
 
 def loss_sums(rows: Rows, decay: float) -> LossSums:

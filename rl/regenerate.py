@@ -71,10 +71,6 @@ class Regeneration:
     def __init__(self, loaded: LoadedModel, *, rows: int, answer_tokens: int):
         config, block = loaded.config, loaded.layout.block_size
         assert loaded.tokenizer is not None, "dialogues are made of text"
-        if answer_tokens >= config.max_context:
-            raise ValueError(
-                f"answer_tokens={answer_tokens} leaves nothing of a context of {config.max_context}"
-            )
         self.loaded, self.rows, self.answer_tokens = loaded, rows, answer_tokens
         self.stop_ids = loaded.tokenizer.stop_ids
         width = -(-config.max_context // block)
@@ -86,9 +82,17 @@ class Regeneration:
         """Each dialogue with the target's answers, its last tokens the longest that was answered.
 
         Answers, their end markers included, are to be learned. A dialogue ends early when an answer
-        does not end within `answer_tokens`, or the next would not fit the context.
+        does not end within `answer_tokens`, or the next would not fit the context. Raises
+        ValueError when the first does not.
         """
         assert len(asked) <= self.rows, "more dialogues than a wave has rows"
+        limit = self.loaded.config.max_context - self.answer_tokens
+        longest = max(len(one.pieces[0]) for one in asked)
+        if longest > limit:
+            raise ValueError(
+                f"a question of {longest} tokens and an answer of {self.answer_tokens} do not fit "
+                f"the context of {self.loaded.config.max_context}"
+            )
         dialogues = [_Dialogue(list(one.pieces)) for one in asked]
         unused = [SamplingParams()] * (self.rows - len(asked))
         params = [SamplingParams(seed=a.seed, stop_token_ids=self.stop_ids) for a in asked]
@@ -97,7 +101,7 @@ class Regeneration:
         positions = np.zeros(self.rows, np.int32)
         while True:
             for dialogue in dialogues:
-                dialogue.ask(self.loaded.config.max_context - self.answer_tokens)
+                dialogue.ask(limit)
             if not any(dialogue.going for dialogue in dialogues):
                 return [
                     Example(np.array(d.tokens, np.int32), np.array(d.learned)) for d in dialogues

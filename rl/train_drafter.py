@@ -55,6 +55,9 @@ class DrafterRun:
             raise ValueError(f"batch_tokens={size} is not a multiple of block_size={block}")
         if size < context:
             raise ValueError(f"batch_tokens={size} cannot hold a dialogue of {context} tokens")
+        answer = self.config.answer_tokens
+        if answer >= context:
+            raise ValueError(f"answer_tokens={answer} leaves nothing of a context of {context}")
         if self.loaded.tokenizer is None or self.loaded.template is None:
             raise ValueError(f"{self.loaded.folder} has no tokenizer or no chat template")
 
