@@ -41,13 +41,15 @@ def plan_decodes(
     Rows go first that are more urgent or older, and may take blocks from those behind them.
     """
     rows: list[Row] = []
-    all_had_room = True
+    all_had_room, block_size = True, rank.block_size
     for request, width in zip(ready, widths, strict=True):
         if request.phase is not Phase.RUNNING:
             continue  # preempted by a row before it
-        width = max(0, min(width, request.limit - request.least - 1))
+        if width:
+            width = max(0, min(width, request.limit - request.least - 1))
         most = steps * (1 + width)
-        if not _reserve(rank, request, request.most + most, plan, room):
+        end = min(request.most + most, request.limit)
+        if end > len(request.blocks) * block_size and not _reserve(rank, request, end, plan, room):
             all_had_room = False
             continue
         least = 1 if width else steps
@@ -56,7 +58,7 @@ def plan_decodes(
         request.steps_in_flight += 1
         plan.decode_slots.append(request.slot)
         plan.decode_widths.append(width)
-        rows.append(Row(request, least, most, drafts=width))
+        rows.append(Row(request, least, most, 0, True, width))
     return rows, all_had_room
 
 
@@ -68,18 +70,16 @@ def decode_shape(
     if most == 0:
         return None
     tokens = max(len(plan.decode_slots) + sum(plan.decode_widths) for plan in plans)
-    pages = max(len(one.blocks) for rank in rows for one, _, _, end, *_ in rank if not end)
+    pages = max(len(row.request.blocks) for rank in rows for row in rank if not row.end)
     return shapes.decode(rows=most, tokens=tokens, pages=pages, steps=steps)
 
 
 def _reserve(rank: Rank, request: Request, end: int, plan: RankPlan, room: Room) -> bool:
-    """Whether the sequence has blocks up to position `end`, or its limit if that comes first."""
-    missing = -(-min(end, request.limit) // rank.block_size) - len(request.blocks)
-    if missing <= 0:
-        return True
+    """Whether the sequence now has the blocks that it lacked up to position `end`."""
+    first = len(request.blocks)
+    missing = -(-end // rank.block_size) - first
     if not room.make(rank, missing, request.order):
         return False
-    first = len(request.blocks)
     new = rank.grow(request, missing)
     plan.new_blocks.append(NewBlocks(slot=request.slot, first=first, block_ids=new))
     return True

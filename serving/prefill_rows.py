@@ -16,7 +16,7 @@ from serving.shapes import Shape, Shapes
 
 def plan_prefills(rank: Rank, plan: RankPlan, max_tokens: int) -> list[Row]:
     """Adds chunks to a plan that has its decode rows, up to `max_tokens` tokens in all."""
-    prefilling = [one for one in rank.running if one.is_prefilling]
+    prefilling = rank.prefilling()
     budget = max_tokens - len(plan.decode_slots) - sum(plan.decode_widths)
     chunks = share(prefilling, budget, rank.block_size)
     return [

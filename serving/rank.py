@@ -47,10 +47,14 @@ class Rank:
         """Device rows that nobody holds."""
         return len(self._free_slots)
 
+    def prefilling(self) -> list[Request]:
+        """The running sequences whose known tokens are not planned to the end, in order."""
+        return [one for one in self.running if one.prefill_planned < one.prefill_target]
+
     @property
     def backlog(self) -> int:
         """Prompt tokens that are admitted and not planned yet."""
-        return sum(one.prefill_target - one.prefill_planned for one in self.running)
+        return sum(one.prefill_target - one.prefill_planned for one in self.prefilling())
 
     def enter(self, request: Request, found: list[int], num_blocks: int) -> None:
         """Lets a sequence run on the found blocks and new ones, `num_blocks` in all."""

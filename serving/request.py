@@ -7,7 +7,7 @@ for certain, `num_tokens` are known, and with the steps in flight there are betw
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
@@ -51,22 +51,12 @@ class Request:
     """A sequence, its tokens and what it holds. The scheduler alone changes it."""
 
     __slots__ = (
-        *(
-            "asked",
-            "chain",
-            "index",
-            "is_synchronous",
-            "order",
-            "prompt_length",
-            "root",
-            "salt",
-            "seed",
-        ),
-        *("takes_single_steps", "sampling", "tokens", "limit", "eos_or_stop_ids"),
-        *("phase", "finish_reason", "stop_token", "weight_version", "rank", "slot", "blocks"),
-        *("computed", "published", "prefill_target", "prefill_planned"),
-        *("least", "most", "steps_in_flight", "bypassed", "cached_tokens", "num_preemptions"),
-        *("draft_tokens", "accepted_tokens"),
+        *("asked", "index", "sampling", "seed", "order", "salt", "root", "chain"),
+        *("tokens", "prompt_length", "least_length", "limit", "eos_or_stop_ids"),
+        *("is_synchronous", "takes_single_steps", "phase", "finish_reason", "stop_token"),
+        *("weight_version", "rank", "slot", "blocks", "computed", "published"),
+        *("prefill_planned", "prefill_target", "least", "most", "steps_in_flight", "bypassed"),
+        *("cached_tokens", "num_preemptions", "draft_tokens", "accepted_tokens"),
     )
 
     def __init__(
@@ -92,6 +82,7 @@ class Request:
         most = self.sampling.max_tokens
         longest = self.prompt_length + (max_model_len if most is None else most)
         self.limit = min(longest, max_model_len)  # the first position that is not generated
+        self.least_length = self.prompt_length + self.sampling.min_tokens  # before a stop counts
         eos = () if self.sampling.ignore_eos else asked.eos_token_ids
         self.eos_or_stop_ids = frozenset(eos) | frozenset(self.sampling.stop_token_ids)
         # A grammar's mask needs every token before it, so no step is planned ahead; and where the
@@ -174,23 +165,22 @@ class Request:
         self.steps_in_flight = 0
         self.least = self.most = self.num_tokens
 
-    def take(self, new_tokens: Iterable[int]) -> list[int]:
+    def take(self, new_tokens: list[int]) -> list[int]:
         """Adds the tokens of a step up to the one that ends the sequence; what was added.
 
         A stop is tested before the length, so a stop at the last place is "stop".
         """
-        taken: list[int] = []
-        for token in new_tokens:
-            self.tokens.append(token)
-            taken.append(token)
-            enough = self.num_output_tokens >= self.sampling.min_tokens
-            if enough and token in self.eos_or_stop_ids:
+        tokens, stops, length = self.tokens, self.eos_or_stop_ids, len(self.tokens)
+        for place, token in enumerate(new_tokens, start=1):
+            tokens.append(token)
+            length += 1
+            if token in stops and length >= self.least_length:
                 self.finish_reason, self.stop_token = "stop", token
-            elif len(self.tokens) >= self.limit:
+                return new_tokens[:place]
+            if length >= self.limit:
                 self.finish_reason = "length"
-            if self.finish_reason is not None:
-                break
-        return taken
+                return new_tokens[:place]
+        return new_tokens
 
 
 def whole_prompt(asked: Asked, max_model_len: int) -> Asked:

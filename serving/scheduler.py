@@ -131,7 +131,7 @@ class Scheduler:
                 rank, rank_ready, self._draft_widths(rank_ready), steps, plan, self.room
             )
             rows.append(decodes)
-            begun = sum(one.is_prefilling for one in rank.running)
+            begun = len(rank.prefilling())
             open_prefills.append(self.shapes.max_prefill_rows - begun if had_room else 0)
         for request in self.admission.admit(open_prefills):
             entered(request, plans[request.rank])
@@ -159,12 +159,14 @@ class Scheduler:
         progress = []
         for rank, rank_rows, rank_result in zip(self.ranks, rows, result.ranks, strict=True):
             new_tokens = rank_result.prefills + rank_result.decodes
+            broken = rank_result.broken
             for row, tokens in zip(rank_rows, new_tokens, strict=True):
-                is_broken = row.request.slot in rank_result.broken
-                made = take_row(rank, row, tokens, is_broken)
+                request = row.request
+                made = take_row(rank, row, tokens, bool(broken) and request.slot in broken)
                 if made is not None:
                     progress.append(made)
-                self._after(rank, row.request)
+                if request.finish_reason is not None or request.phase is Phase.DRAINING:
+                    self._after(rank, request)
         return progress
 
     @property
@@ -219,6 +221,8 @@ class Scheduler:
 
     def _steps(self, ready: list[list[Request]]) -> int:
         """Device steps of this dispatch: many when nothing waits for the end of it."""
+        if self.shapes.many_steps == 1:
+            return 1
         waits = len(self.waiting) or any(
             one.takes_single_steps or one.is_prefilling for r in self.ranks for one in r.running
         )
