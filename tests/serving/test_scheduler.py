@@ -5,6 +5,7 @@ import pytest
 from serving.intake import QueueFullError
 from serving.plan import RankResult, StepResult
 from serving.sampling_params import StructuredOutput
+from serving.waiting import MAX_BYPASSES
 from tests.serving.drive import ask, output, scheduler_of, step
 from tests.serving.fake_device import FakeDevice, cold_run, run_all
 
@@ -38,19 +39,27 @@ def test_the_oldest_prompt_always_gets_on_beside_short_ones():
     assert number < 11
 
 
-def test_f123_a_small_request_passes_one_that_does_not_fit_but_not_for_ever():
+def test_f123_a_small_request_passes_one_that_does_not_fit():
     scheduler = scheduler_of(num_blocks=4, max_model_len=64, max_num_seqs=4)
     device = FakeDevice(scheduler)
     ask(scheduler, "there", [1] * 40, max_tokens=8)  # 3 of 4 blocks
     step(scheduler, device)
-    (big,) = ask(scheduler, "big", [2] * 40)
+    ask(scheduler, "big", [2] * 40)
     ask(scheduler, "small", [3] * 5)
     assert "small" in step(scheduler, device)
-    for number in range(40):  # a steady stream of small ones
-        ask(scheduler, str(number), [4] * 5, max_tokens=2)
+    run_all(scheduler, device)
+
+
+def test_f123_one_that_does_not_fit_is_not_passed_for_ever():
+    scheduler = scheduler_of(num_blocks=4, max_model_len=64, max_num_seqs=4)
+    device = FakeDevice(scheduler)
+    for number in range(60):  # one comes and one ends each step: never are 3 blocks free
+        ask(scheduler, str(number), [number] * 5, max_tokens=4)
+        if number == 4:
+            ask(scheduler, "big", [2] * 40)
         if "big" in step(scheduler, device):
             break
-    assert number < 39 and big.num_output_tokens == 1
+    assert 4 + MAX_BYPASSES < number < 4 + MAX_BYPASSES + 10
 
 
 def test_f126_a_preempted_request_comes_back_as_a_prefill_and_counts_once():
