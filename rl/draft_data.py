@@ -44,9 +44,9 @@ class Wave:
 
 def waves(config: DrafterTrainingConfig) -> Iterator[Wave]:
     """All waves of a run: held out first, a wave or more of each kind; then those to learn from."""
+    asked = {"short": config.short, "ledger": config.ledger, "long": config.long}
     for split in (HELD_OUT, TRAIN):
-        for kind in MIXES:
-            count = getattr(config, kind)
+        for kind, count in asked.items():
             if split == HELD_OUT:
                 count = min(count, config.eval_problems)
             for start in range(0, count, config.wave):

@@ -37,7 +37,14 @@ THIRD_PARTY = {
     "rl": ARRAYS | FILES_AND_TEXT | {"flax", "optax", "orbax", "matplotlib"},
 }
 # The host decides without jax: these import the standard library, configs and one another.
-HOST_ONLY = {f"serving/{name}.py" for name in ("request", "pages", "scheduler", "speculation")}
+HOST_ONLY = {
+    f"serving/{name}.py"
+    for name in (
+        *("admission", "block_hashes", "decode_rows", "intake", "kv_events", "outcome", "pages"),
+        *("plan", "prefill_rows", "rank", "request", "room", "rows", "sampling_params"),
+        *("scheduler", "shapes", "speculation", "waiting"),
+    )
+}
 # jax_triton cannot be imported without a GPU build of JAX, hence where it is used; matplotlib takes
 # 0.4 s of every command's start, which one flag of one command needs.
 LATE_IMPORTS = {"jax_triton", "matplotlib"}
