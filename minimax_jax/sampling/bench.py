@@ -101,7 +101,7 @@ def _sorting_step(given: Prepared) -> jax.Array:
 @jax.jit
 def _logprobs(given: Prepared) -> jax.Array:
     found = token_logprobs(given.logits, given.positions, 20)
-    return found.top
+    return jnp.asarray(found.top)
 
 
 def milliseconds(step: Callable[[Prepared], jax.Array], given: Prepared) -> float:
