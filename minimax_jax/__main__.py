@@ -21,6 +21,7 @@ from minimax_jax.generate import Options, PromptLike, generate
 from minimax_jax.inspect import inspect_checkpoint, print_inspection
 from minimax_jax.loaded import LoadedModel, find, load
 from minimax_jax.python_tools import PythonTools
+from minimax_jax.sampling_flags import add_sampling_flags, sampling_options
 from minimax_jax.terminal_chat import TerminalChat
 
 SHOWN_LINES = 6  # of a question, above its answer
@@ -91,7 +92,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
     chats = _add_thinking(parser)
     chats.add_argument("--tools", type=Path, help="a JSON file with a list of tool definitions")
-    how = _add_sampling(parser)
+    how = add_sampling_flags(parser)
     how.add_argument("--logprobs", type=int, help="likeliest tokens to report at each place")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
@@ -102,7 +103,7 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     chats = _add_thinking(parser)
     chats.add_argument("--system", help="what is said to the model before the chat")
     chats.add_argument("--tools", type=Path, help="a Python file of functions; it is executed")
-    _add_sampling(parser)
+    add_sampling_flags(parser)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -122,18 +123,6 @@ def _add_thinking(parser: argparse.ArgumentParser) -> Any:
     return chats
 
 
-def _add_sampling(parser: argparse.ArgumentParser) -> Any:
-    how = parser.add_argument_group("sampling")
-    how.add_argument("--max-tokens", type=int, default=256)
-    how.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (the default)")
-    how.add_argument("--top-p", type=float, default=1.0)
-    how.add_argument("--top-k", type=int, default=0, help="0: off")
-    how.add_argument("--min-p", type=float, default=0.0)
-    how.add_argument("--seed", type=int, default=0)
-    how.add_argument("--stop", action="append", default=[], help="a stop string (repeatable)")
-    return how
-
-
 def _load(options: argparse.Namespace) -> LoadedModel:
     loaded = load(
         options.model,
@@ -147,21 +136,13 @@ def _load(options: argparse.Namespace) -> LoadedModel:
     return loaded
 
 
-def _sampling(options: argparse.Namespace) -> Options:
+def _answering(options: argparse.Namespace) -> Options:
     thinking = {
         "thinking_mode": options.thinking_mode,
         "reasoning_effort": options.reasoning_effort,
     }
-    return Options(
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        seed=options.seed,
-        stop=options.stop,
-        template_options={k: v for k, v in thinking.items() if v is not None},
-    )
+    given = {k: v for k, v in thinking.items() if v is not None}
+    return {**sampling_options(options), "template_options": given}
 
 
 def _generate(options: argparse.Namespace) -> None:
@@ -170,7 +151,7 @@ def _generate(options: argparse.Namespace) -> None:
         raise ValueError("nothing to answer: give --prompt or --chat")
     tools = [] if options.tools is None else read_tools(options.tools.read_text("utf-8"))
     loaded = _load(options)
-    how: Options = {**_sampling(options), "tools": tools, "logprobs": options.logprobs}
+    how: Options = {**_answering(options), "tools": tools, "logprobs": options.logprobs}
     completions = generate(loaded, prompts, **how)
     show = _print_json if options.json else _print_text
     for prompt, completion in zip([*options.prompt, *options.chat], completions, strict=True):
@@ -179,7 +160,7 @@ def _generate(options: argparse.Namespace) -> None:
 
 def _chat(options: argparse.Namespace) -> None:
     tools = None if options.tools is None else PythonTools.load(options.tools)
-    loaded, how, console = _load(options), _sampling(options), Console()
+    loaded, how, console = _load(options), _answering(options), Console()
 
     def answer(messages: PromptLike, tools: list[Any], turns: TurnMemory) -> Iterator[Delta]:
         asked: Options = {**how, "tools": tools, "turns": turns}
