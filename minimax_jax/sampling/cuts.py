@@ -2,8 +2,8 @@
 
 A float's bits, taken as an integer, are in the order of floats; so at most 32 passes over a row
 find the greatest logit from which on the weights reach what is wanted, exactly. Equal logits at
-the edge are kept from the lower id on, and the last such id is found in the same way. A row that
-is not cut takes no passes; no row's outcome depends on the others.
+the edge are kept from the lower id on, and the last such id is found in the same way. A batch
+that is not cut takes no passes; no row's outcome depends on the others.
 """
 
 from functools import partial
@@ -15,6 +15,21 @@ from jaxtyping import Array, Bool, Float, Int
 
 def within_top_k(scaled: Float[Array, "B V"], top_k: Int[Array, "B"]) -> Bool[Array, "B V"]:
     """The k greatest of each row; all of a row whose k is 0."""
+    return lax.cond(jnp.any(top_k > 0), _cut_top_k, _everything, scaled, top_k)
+
+
+def within_top_p(scaled: Float[Array, "B V"], top_p: Float[Array, "B"]) -> Bool[Array, "B V"]:
+    """The fewest greatest of each row whose share of all exp(scaled) reaches top_p, one at least;
+    all of a row whose top_p is 1. The greatest of a row is 0, and -inf has no share.
+    """
+    return lax.cond(jnp.any(top_p < 1), _cut_top_p, _everything, scaled, top_p)
+
+
+def _everything(scaled: Float[Array, "B V"], _) -> Bool[Array, "B V"]:
+    return jnp.ones_like(scaled, bool)
+
+
+def _cut_top_k(scaled: Float[Array, "B V"], top_k: Int[Array, "B"]) -> Bool[Array, "B V"]:
     V = scaled.shape[-1]
     wanted = jnp.where(top_k > 0, jnp.minimum(top_k, V), V)
     keys, weights = _ordered(scaled), jnp.ones_like(scaled)
@@ -23,10 +38,7 @@ def within_top_k(scaled: Float[Array, "B V"], top_k: Int[Array, "B"]) -> Bool[Ar
     return above | _first(keys == edge[:, None], wanted - jnp.sum(above, axis=-1))
 
 
-def within_top_p(scaled: Float[Array, "B V"], top_p: Float[Array, "B"]) -> Bool[Array, "B V"]:
-    """The fewest greatest of each row whose share of all exp(scaled) reaches top_p, one at least;
-    all of a row whose top_p is 1. The greatest of a row is 0, and -inf has no share.
-    """
+def _cut_top_p(scaled: Float[Array, "B V"], top_p: Float[Array, "B"]) -> Bool[Array, "B V"]:
     keys, weights = _ordered(scaled), jnp.exp(scaled)
     wanted = top_p * jnp.sum(weights, axis=-1)
     edge = _edge(keys, weights, wanted, top_p < 1)

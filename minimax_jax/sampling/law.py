@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from minimax_jax.sampling.cuts import within_top_k, within_top_p
@@ -46,11 +47,15 @@ def sample(
     purpose: int = TOKEN,
 ) -> Int[Array, "B"]:
     """The token at each sequence's next position, from processed logits: argmax (lower id on a tie)
-    at temperature 0, else a draw from `probabilities`.
+    at temperature 0, else a draw from `probabilities`. A batch of temperature 0 draws nothing.
     """
     greedy = jnp.argmax(logits, axis=-1)
-    drawn = draw(probabilities(logits, state), uniform(state, positions, purpose))
-    return jnp.where(state.temperature == 0, greedy, drawn)
+
+    def drawn(logits: Float[Array, "B V"]) -> Int[Array, "B"]:
+        token = draw(probabilities(logits, state), uniform(state, positions, purpose))
+        return jnp.where(state.temperature == 0, greedy, token).astype(greedy.dtype)
+
+    return lax.cond(jnp.any(state.temperature > 0), drawn, lambda _: greedy, logits)
 
 
 def probabilities(logits: Float[Array, "B V"], state: SamplingState) -> Float[Array, "B V"]:

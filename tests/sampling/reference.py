@@ -108,6 +108,8 @@ ORDER: tuple[Stage, ...] = (
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
+    if np.isneginf(x).all():  # in a wrong order
+        return np.zeros(len(x))
     p = np.exp(x - x.max())
     return p / p.sum()
 

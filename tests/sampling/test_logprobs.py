@@ -60,8 +60,9 @@ def test_no_logits_of_a_whole_prompt_are_made():
         return found.chosen, found.top
 
     def temporary(chunk: int) -> int:
-        program = scored.lower(head, rows, ids, chunk).compile()
-        return program.memory_analysis().temp_size_in_bytes
+        memory = scored.lower(head, rows, ids, chunk).compile().memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
 
     assert temporary(128) < T * size  # a quarter of float32 logits
     assert temporary(T) >= 4 * T * size

@@ -12,7 +12,7 @@ from minimax_jax.sampling import SamplingParams
         ({"repetition_penalty": float("nan")}, "repetition_penalty=nan is not above 0"),
         ({"presence_penalty": 2.5}, r"presence_penalty=2.5 is not in \[-2, 2\]"),
         ({"frequency_penalty": -2.1}, r"frequency_penalty=-2.1 is not in \[-2, 2\]"),
-        ({"logit_bias": {5: 101}}, "logit_bias of token 5 is 101, not in"),
+        ({"logit_bias": {5: 101.0}}, "logit_bias of token 5 is 101.0, not in"),
         ({"logit_bias": {5: float("nan")}}, "logit_bias of token 5 is nan"),
         ({"allowed_token_ids": ()}, "allowed_token_ids is empty"),
         ({"bad_words": ((),)}, "has a word of no tokens"),
