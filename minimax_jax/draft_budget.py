@@ -8,7 +8,7 @@ not decide over its own test.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 
 def survivals(
@@ -32,16 +32,11 @@ def widths_within(
 ) -> Int[Array, "B"]:
     """How many drafts of each sequence are tested if all together may test `budget`: the likeliest
     of each one's first `room`. Of equals the lower place goes first, then the earlier sequence.
-
-    A draft's rank is counted: how many come before it. For the thousands that there are this is one
-    pass over their pairs, and no sort.
     """
     B, T = survival.shape
     places = jnp.arange(T)[:, None]
     wanted_TB = (places < room) & (survival.T > 0)
     keys = jnp.where(wanted_TB, survival.T, -1.0).reshape(T * B)  # lower places first
-    order = jnp.arange(T * B)
-    before = (keys > keys[:, None]) | ((keys == keys[:, None]) & (order < order[:, None]))
-    ranks_TB = jnp.sum(before, axis=1).reshape(T, B)
-    tested: Bool[Array, "T B"] = wanted_TB & (ranks_TB < budget)
-    return jnp.sum(tested, axis=0)
+    likeliest = jnp.argsort(keys, stable=True, descending=True)
+    ranks = jnp.zeros(T * B, jnp.int32).at[likeliest].set(jnp.arange(T * B, dtype=jnp.int32))
+    return jnp.sum(wanted_TB & (ranks.reshape(T, B) < budget), axis=0)

@@ -30,6 +30,7 @@ class AcceptanceEstimator:
             raise ValueError(f"prior={prior} trials are not positive")
         self._discount, self._prior = discount, prior
         self._trials, self._accepted = [0.0] * num_drafts, [0.0] * num_drafts
+        self._conditional = (1.0,) * num_drafts
 
     def observe(self, outcomes: Iterable[tuple[int, int]]) -> None:
         """One step's outcomes: of each sequence how many drafts were tested and how many accepted.
@@ -51,17 +52,21 @@ class AcceptanceEstimator:
                 self._accepted[place] += 1
             for place in range(min(tested, accepted + 1)):  # those after a rejected one are untried
                 self._trials[place] += 1
+        self._conditional = self._estimated()
 
     @property
     def conditional(self) -> tuple[float, ...]:
         """The probability that each draft is accepted if all before it are."""
-        rates, rate = [], 1.0
-        for trials, accepted in zip(self._trials, self._accepted, strict=True):
-            rate = (accepted + self._prior * rate) / (trials + self._prior)
-            rates.append(rate)
-        return tuple(rates)
+        return self._conditional
 
     @property
     def survival(self) -> tuple[float, ...]:
         """The probability that each draft is accepted, together with all before it."""
         return tuple(accumulate(self.conditional, mul))
+
+    def _estimated(self) -> tuple[float, ...]:
+        rates, rate = [], 1.0
+        for trials, accepted in zip(self._trials, self._accepted, strict=True):
+            rate = (accepted + self._prior * rate) / (trials + self._prior)
+            rates.append(rate)
+        return tuple(rates)

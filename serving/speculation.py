@@ -32,12 +32,14 @@ def early_stop_widths(survivals: Survivals, seconds: Seconds) -> list[int]:
 
     Raises ValueError for survivals that rise or are no probabilities.
     """
+    if not survivals:
+        return []
     widths = [0] * len(survivals)
     tokens = float(len(survivals))
-    best = _rate(tokens, seconds(0))
+    best = tokens / seconds(0)
     for tested, (survival, place, sequence) in enumerate(_ranked(survivals), start=1):
         tokens += survival
-        rate = _rate(tokens, seconds(tested))
+        rate = tokens / seconds(tested)
         if rate <= best:
             break
         best = rate
@@ -55,10 +57,12 @@ def best_budget(
 
     Raises ValueError for survivals that rise or are no probabilities.
     """
+    if not survivals:
+        return 0, 0.0
     check_survivals(survivals)
     likeliest = sorted(chain.from_iterable(survivals), reverse=True)[:most]
     tokens = accumulate(likeliest, initial=float(len(survivals)))
-    rates = [_rate(expected, seconds(tested)) for tested, expected in enumerate(tokens)]
+    rates = [expected / seconds(tested) for tested, expected in enumerate(tokens)]
     budget = max(range(len(rates)), key=rates.__getitem__)
     return budget, rates[budget]
 
@@ -99,7 +103,3 @@ def _ranked(survivals: Survivals) -> list[tuple[float, int, int]]:
         if survival > 0
     )
     return [(-key, place, sequence) for key, place, sequence in keys]
-
-
-def _rate(tokens: float, seconds: float) -> float:
-    return tokens / seconds if tokens else 0.0  # a step of prompts alone generates nothing

@@ -77,18 +77,18 @@ class SpeculationPlanner:
         for request, drafts in room.items():
             if not 0 <= drafts <= self._width:
                 raise ValueError(f"room of {request} is {drafts}: not 0 to {self._width}")
+        if not room:
+            return DraftPlan(budget=0, proposes=False)
+        anchors, verifying = len(room), self._costs.verify.seconds
         expected = [self.expected(step, request) for request in room]
         there = [row[:drafts] for row, drafts in zip(expected, room.values(), strict=True)]
-        drafting = self._costs.draft.seconds(len(room) * self._num_drafts)
 
-        def seconds(tested: int) -> float:
-            return prompt_seconds + self._costs.verify.seconds(len(room) + tested)
-
-        _, plain = best_budget(expected, seconds, most=0)
-        _, drafted = best_budget(expected, lambda tested: seconds(tested) + drafting, most)
-        proposes = drafted > plain
-        tail = drafting if proposes else 0.0
-        budget, _ = best_budget(there, lambda tested: seconds(tested) + tail, most)
+        plain = prompt_seconds
+        speculative = plain + self._costs.draft.seconds(anchors * self._num_drafts)
+        _, fastest = best_budget(expected, lambda k: speculative + verifying(anchors + k), most)
+        proposes = fastest > anchors / (plain + verifying(anchors))
+        beside = speculative if proposes else plain
+        budget, _ = best_budget(there, lambda k: beside + verifying(anchors + k), most)
         return DraftPlan(budget=budget, proposes=proposes)
 
     def widths(self, step: int, room: Mapping[str, int], budget: int) -> list[int]:
