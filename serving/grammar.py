@@ -31,7 +31,7 @@ class GrammarLimits:
     max_symbols: int = 200_000
     compile_work: int = 10_000_000
     lexer_states: int = 100_000
-    mask_items: int = 2_000_000
+    mask_items: int = 500_000
     num_cached: int = 256
 
     def __post_init__(self) -> None:
