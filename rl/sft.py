@@ -124,7 +124,7 @@ class Trainer(Session):
         if folder.exists():
             shutil.rmtree(folder)
         save_model(self.sparse.structure.model(self.state.parameters), folder, format=FORMAT)
-        copy_companions(self.run.text, folder)
+        copy_companions(self.run.text, folder, drafter=False)  # that of other weights
         model, config = asdict(self.run.model), asdict(self.run.config)
         text = json.dumps({"model": model, "config": config, **summary}, indent=2) + "\n"
         (folder / "training.json").write_text(text, "utf-8")
