@@ -69,6 +69,7 @@ def test_the_loss_falls(finished):
 
 def test_a_run_ends_in_a_checkpoint_that_gives_what_was_measured(finished):
     run = toy_run(finished)
+    assert (TEXT / "dspark").is_dir() and not (finished / "model" / "dspark").exists()
     loaded = load(finished / "model")
     assert loaded.config.num_tokens == loaded.tokenizer.num_tokens
     assert loaded.formats.kv == loaded.formats.index == "nvfp4"
