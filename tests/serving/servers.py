@@ -96,10 +96,18 @@ class FakeEngine:
         self.is_profiling = False
         return self.profiles[-1].folder
 
-    async def _outputs(self, asked: Asked, aborted: asyncio.Event) -> AsyncIterator[Output]:
-        most = asked.sampling.max_tokens
+    def num_tokens(self, asked: Asked) -> int:
+        """How many tokens a sequence has unless something ends it."""
         room = self.info.max_model_len - len(asked.prompt)
-        most = room if most is None else min(most, room)
+        most = asked.sampling.max_tokens
+        return room if most is None else min(most, room)
+
+    def token(self, asked: Asked, index: int, step: int) -> int:
+        """Token `step` of a sequence."""
+        return asked.prompt[-1] + 1 + step + 100 * index
+
+    async def _outputs(self, asked: Asked, aborted: asyncio.Event) -> AsyncIterator[Output]:
+        most = self.num_tokens(asked)
         running = set(range(asked.sampling.n))
         for step in range(max(most, 1)):
             await asyncio.sleep(self._step_s)
@@ -114,7 +122,7 @@ class FakeEngine:
                 return
 
     def _output(self, asked: Asked, index: int, step: int, most: int, is_aborted: bool) -> Output:
-        sampling, token = asked.sampling, asked.prompt[-1] + 1 + step + 100 * index
+        sampling, token = asked.sampling, self.token(asked, index, step)
         first = step == 0 and sampling.prompt_logprobs is not None
         new = () if is_aborted or most == 0 else (token,)
         stops = bool(new) and token in sampling.stop_token_ids

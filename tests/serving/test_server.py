@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import threading
+from typing import Any
 
 import grpc
 import pytest
@@ -38,7 +39,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 MODEL = Served(name="m3.1-flash", model_path="/models/m3")
 
 
-def probe(channel) -> health_pb2_grpc.HealthStub:
+def probe(channel: grpc.aio.Channel) -> Any:
     return health_pb2_grpc.HealthStub(channel)
 
 
@@ -204,7 +205,7 @@ def test_tls_with_and_without_certificates_of_clients(tmp_path):
             return (await stub.HealthCheck(messages.HealthCheckRequest(), timeout=5)).healthy
 
     async def test():
-        files = {"ssl_certfile": certificate, "ssl_keyfile": key}
+        files: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key}
         async with connected(**files) as it:
             assert await healthy(it.port, stranger)
             code, _ = await status(it.stub.HealthCheck(messages.HealthCheckRequest()))

@@ -15,8 +15,9 @@ def read(**fields) -> SamplingParams:
 
 
 def test_unset_fields_mean_what_they_mean_in_vllm():
-    flags = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
-    assert read() == SamplingParams(max_tokens=None, **flags)
+    assert read() == SamplingParams(
+        max_tokens=None, skip_special_tokens=False, spaces_between_special_tokens=False
+    )
     assert sampling_params(messages.GenerateRequest().sampling_params) == read()
 
 
