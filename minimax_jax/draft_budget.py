@@ -35,8 +35,8 @@ def widths_within(
     """
     B, T = survival.shape
     places = jnp.arange(T)[:, None]
-    wanted_TB = (places < room) & (survival.T > 0)
-    keys = jnp.where(wanted_TB, survival.T, -1.0).reshape(T * B)  # lower places first
+    wanted_TB = jnp.where(places < room, survival.T, 0.0)
+    keys = wanted_TB.reshape(T * B)  # lower places first
     likeliest = jnp.argsort(keys, stable=True, descending=True)
     ranks = jnp.zeros(T * B, jnp.int32).at[likeliest].set(jnp.arange(T * B, dtype=jnp.int32))
-    return jnp.sum(wanted_TB & (ranks.reshape(T, B) < budget), axis=0)
+    return jnp.sum((wanted_TB > 0) & (ranks.reshape(T, B) < budget), axis=0)

@@ -5,6 +5,7 @@ from operator import mul
 
 import pytest
 
+from serving.cost_table import StepCosts
 from serving.speculation import early_stop_widths
 from serving.speculation_plan import LAG, MEMORY, DraftPlan, SpeculationPlanner
 from tests.serving.load import (
@@ -14,6 +15,7 @@ from tests.serving.load import (
     plain_rate,
     planned_rate,
     step_seconds,
+    table,
     verify_all_rate,
 )
 
@@ -116,6 +118,13 @@ def test_the_price_of_drafting_decides_whether_to_draft():
 def test_drafts_that_are_there_are_tested_as_far_as_that_pays_though_no_more_are_drawn():
     planner, room = planner_that_knows(COSTS["slow drafter"], 1, survival(0.45))
     assert planner.plan(2, room) == DraftPlan(budget=ALL, proposes=False)
+
+
+def test_a_drafter_that_is_not_run_again_does_not_count_in_the_price_of_its_last_drafts():
+    costs = StepCosts(verify=table(lambda n: 10 + n), draft=table(lambda n: 100))
+    planner, room = planner_that_knows(costs, 1, survival(0.3))
+    # 1 / 11 < 1.3 / 12 > 1.39 / 13; with 100 more in each all seven would be tested.
+    assert planner.plan(2, room) == DraftPlan(budget=1, proposes=False)
 
 
 def test_a_plan_keeps_to_the_room_of_each_request_and_to_the_most_of_all():

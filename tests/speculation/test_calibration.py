@@ -66,6 +66,8 @@ def test_the_calibration_error_by_hand():
     wanted = (abs(0.25 - 1) + abs(2.4 - 2)) / 5
     assert calibration_error(chances, happened, bins=2) == pytest.approx(wanted)
     assert calibration_error(np.array([0.0, 1.0]), np.array([False, True])) == 0
+    in_the_last = calibration_error(np.array([0.95, 1.0]), np.array([True, False]))
+    assert in_the_last == pytest.approx(0.475)
 
 
 @pytest.mark.parametrize(

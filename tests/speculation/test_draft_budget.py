@@ -76,8 +76,11 @@ def test_a_broken_drafter_of_one_sequence_costs_the_others_nothing():
     logits = np.full((3, NUM_DRAFTS), 1.0, np.float32)
     logits[1, 2:] = np.nan
     survival = survivals(jnp.asarray(logits), jnp.ones(NUM_DRAFTS))
-    widths = PICK(survival, jnp.full(3, NUM_DRAFTS), jnp.int32(100))
-    assert widths.tolist() == [NUM_DRAFTS, 2, NUM_DRAFTS]
+    speculation.check_survivals(survival.tolist())
+    budgets, room = (2 * NUM_DRAFTS + 2, 100), jnp.full(3, NUM_DRAFTS)
+    for budget in budgets:
+        widths = PICK(survival, room, jnp.int32(budget))
+        assert widths.tolist() == [NUM_DRAFTS, 2, NUM_DRAFTS]
 
 
 def test_no_room_and_no_budget_test_nothing():
