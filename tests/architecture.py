@@ -40,9 +40,10 @@ THIRD_PARTY = {
 HOST_ONLY = {
     f"serving/{name}.py"
     for name in (
-        *("admission", "block_hashes", "decode_rows", "intake", "kv_events", "outcome", "pages"),
-        *("plan", "prefill_rows", "rank", "request", "room", "rows", "sampling_params"),
-        *("scheduler", "shapes", "speculation", "waiting"),
+        *("acceptance", "admission", "block_hashes", "cost_table", "decode_rows", "intake"),
+        *("kv_events", "outcome", "pages", "plan", "prefill_rows", "rank", "request", "room"),
+        *("rows", "sampling_params", "scheduler", "shapes", "speculation", "speculation_plan"),
+        *("waiting",),
     )
 }
 # jax_triton cannot be imported without a GPU build of JAX, hence where it is used; matplotlib takes
