@@ -11,7 +11,7 @@ import pytest
 from jax.scipy.stats import chi2
 
 from minimax_jax import speculation
-from tests.speculation.toy import TARGET, Setting, decoded, law, processed
+from tests.speculation.toy import TARGET, Schedule, Setting, decoded, law, processed
 
 COUNT = 200_000
 SETTINGS = [Setting(width=w, temperature=t) for w in range(1, 8) for t in (0.5, 1.0, 2.0)]
@@ -22,9 +22,9 @@ SETTINGS += [Setting(width=7, ragged=True, temperature=t, top_p=0.9) for t in (0
 LEVEL = 1e-4 / len(SETTINGS)
 
 
-def p_value(setting: Setting) -> float:
+def p_value(setting: Setting, schedule: Schedule | None = None) -> float:
     """How likely counts as far from the law as these are under the law."""
-    observed, expected = decoded(setting, COUNT), COUNT * law(setting)
+    observed, expected = decoded(setting, COUNT, schedule), COUNT * law(setting)
     assert not observed[expected == 0].any(), "a token was committed that the target cut"
     common = expected >= 5
     rest = expected[~common].sum()

@@ -4,6 +4,7 @@ The target's logits depend on the token before; the drafter's on that and on the
 so that they are wrong in another way at each row. The exact law of three tokens is a product.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import jax
@@ -20,6 +21,8 @@ TARGET = jnp.asarray(0.6 * _RNG.normal(size=(VOCABULARY, VOCABULARY)), jnp.float
 DRAFT_LOGITS = jnp.asarray(
     TARGET + 0.9 * _RNG.normal(size=(7, VOCABULARY, VOCABULARY)), jnp.float32
 )
+
+Schedule = Callable[[jax.Array], jax.Array]  # anchors and drafts [B, 1 + T] -> widths [B]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +50,11 @@ def states(setting: Setting, count: int) -> SamplingState:
     return replace(state, seed=seeds)
 
 
-def decoded(setting: Setting, count: int) -> np.ndarray:
-    """How often each sequence of three tokens came out of speculative decoding: [8, 8, 8]."""
+def decoded(setting: Setting, count: int, schedule: Schedule | None = None) -> np.ndarray:
+    """How often each sequence of three tokens came out of speculative decoding: [8, 8, 8].
+
+    A `schedule` says how many drafts each sequence tests, instead of the setting.
+    """
     sampling = states(setting, count)
     widths = jnp.full(count, setting.width)
     if setting.ragged:
@@ -56,22 +62,23 @@ def decoded(setting: Setting, count: int) -> np.ndarray:
 
     # what a program depends on; temperature and cuts are arguments
     shape = replace(setting, temperature=1.0, top_p=1.0, top_k=0, ragged=False)
-    step = jax.jit(_step, static_argnums=0)
+    step = jax.jit(_step, static_argnums=(0, 1))
     # one column more than the longest, into which what is beyond the end is written
     tokens = jnp.full((count, LENGTH + 2), ANCHOR)
     lengths = jnp.zeros(count, jnp.int32)  # tokens after the anchor
     for _ in range(LENGTH):  # each commits at least one
-        tokens, lengths = step(shape, sampling, widths, tokens, lengths)
+        tokens, lengths = step(shape, schedule, sampling, widths, tokens, lengths)
     cells = np.asarray(tokens[:, 1 : LENGTH + 1]) @ [VOCABULARY**2, VOCABULARY, 1]
     return np.bincount(cells, minlength=VOCABULARY**LENGTH)
 
 
-def _step(setting: Setting, sampling, widths, tokens, lengths):
+def _step(setting: Setting, schedule: Schedule | None, sampling, widths, tokens, lengths):
     """Drafts, verifies, commits: [count, LENGTH + 2] tokens, and how many of them there are."""
     B, T = len(lengths), setting.width
     rows = jnp.arange(B)
     anchors = tokens[rows, jnp.minimum(lengths, LENGTH)]
     chain, draft_logits = _drafted(setting, sampling, anchors, lengths, T)
+    widths = schedule(chain) if schedule else widths
     flat = jnp.repeat(rows, T + 1)
     target_logits = TARGET[chain].reshape(B * (T + 1), VOCABULARY)
     p = speculation.distribution(target_logits, _rows(sampling, flat))
