@@ -18,6 +18,8 @@ import pytest
 # Two workers share the cache; JAX locks its files only when a size limit is set.
 CACHE_DIRECTORY = Path(__file__).parent.parent / ".cache" / "jax-tests"
 CACHE_BYTES = 2 * 1024**3
+# Every compiled program maps memory; at 65,530 maps Linux gives no more, and XLA crashes.
+MAPS, MOST_MAPS = Path("/proc/self/maps"), 30_000
 
 
 def pytest_configure():
@@ -32,3 +34,5 @@ def pytest_runtest_setup(item: pytest.Item):
     devices = item.get_closest_marker("devices")
     if devices and jax.device_count() < devices.args[0]:
         pytest.skip(f"needs {devices.args[0]} devices")
+    if MAPS.exists() and MAPS.read_text("utf-8").count("\n") > MOST_MAPS:
+        jax.clear_caches()
