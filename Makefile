@@ -18,7 +18,7 @@ test: $(INSTALLED)
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
 	.venv/bin/pyright
-	.venv/bin/python -m pytest -n 2 -m "not gpu and not parity"
+	.venv/bin/python -m pytest -n 2 -m "not gpu and not parity and not slow"
 
 # The first of the names in PYTHON that runs and is new enough makes the environment.
 $(INSTALLED): pyproject.toml

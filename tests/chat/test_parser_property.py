@@ -5,6 +5,7 @@ Hypothesis shrinks what fails and prints it, with the seed to run it again.
 
 import json
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from minimax_jax.chat.parser import parse_reply
 from tests.chat.generated import FRAGMENTS, Conversation, conversations
 from tests.chat.replies import cut, events, spelled, tool
 
+pytestmark = pytest.mark.slow
 THOROUGH = settings(
     deadline=None,
     database=None,

@@ -13,6 +13,8 @@ from jax.scipy.stats import chi2
 from minimax_jax import speculation
 from tests.speculation.toy import TARGET, Schedule, Setting, decoded, law, processed
 
+pytestmark = pytest.mark.slow
+
 COUNT = 200_000
 SETTINGS = [Setting(width=w, temperature=t) for w in range(1, 8) for t in (0.5, 1.0, 2.0)]
 SETTINGS += [Setting(width=w, top_p=0.7, temperature=t) for w, t in ((1, 0.5), (3, 1.0), (7, 2.0))]

@@ -13,6 +13,8 @@ from minimax_jax.draft_budget import survivals, widths_within
 from tests.speculation.test_law import LEVEL, p_value
 from tests.speculation.toy import VOCABULARY, Setting
 
+pytestmark = pytest.mark.slow
+
 SHARING = 8  # sequences of one batch
 # The confidence in a draft, by its place and by the token before it: it tells the drafts apart.
 CONFIDENCE = jnp.asarray(np.random.default_rng(1).normal(0.5, 2, (7, VOCABULARY)), jnp.float32)

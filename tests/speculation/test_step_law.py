@@ -18,6 +18,8 @@ from tests.drafter.models import Z, drafted, empty_cache, random_drafter
 from tests.model.models import random_model, small
 from tests.sampling.reference import Case, law
 
+pytestmark = pytest.mark.slow
+
 V, B, RUNS, WIDTH = 8, 512, 16, 3
 CONFIG = drafted(small(num_tokens=V))
 MODEL, DRAFTER = random_model(CONFIG), random_drafter(CONFIG)
