@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from configs.parts import CACHE_FORMATS
-from minimax_jax.capacity_command import add_capacity
+from minimax_jax.capacity.command import add_capacity
 from minimax_jax.chat import TurnMemory, read_messages, read_tools
 from minimax_jax.chat.thinking import EFFORTS, MODES, NO_EFFORT
 from minimax_jax.compiled import keep_compiled_programs

@@ -15,11 +15,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from configs.model import ModelConfig
 from minimax_jax import names
 from minimax_jax.checkpoint import abstract_model, known_entries, read_config, read_plan
-from minimax_jax.checkpoint_files import read_json
-from minimax_jax.checkpoint_folder import config_json, copy_companions, cut_config, write_config
-from minimax_jax.checkpoint_plan import LeafPlan
-from minimax_jax.checkpoint_read import host_weight
-from minimax_jax.checkpoint_write import (
+from minimax_jax.checkpoint.files import read_json
+from minimax_jax.checkpoint.folder import config_json, copy_companions, cut_config, write_config
+from minimax_jax.checkpoint.plan import LeafPlan
+from minimax_jax.checkpoint.read import host_weight
+from minimax_jax.checkpoint.write import (
     MAX_SHARD_BYTES,
     Group,
     Kind,
@@ -29,7 +29,7 @@ from minimax_jax.checkpoint_write import (
     specs,
     write_files,
 )
-from minimax_jax.checkpoint_write import Progress as Report
+from minimax_jax.checkpoint.write import Progress as Report
 from minimax_jax.names import Place
 from minimax_jax.quantize import as_format
 

@@ -1,9 +1,9 @@
 """Which of a step's drafts are tested, chosen on the device, so that the host need not wait for
 their confidences: the likeliest, as many as the host's budget says (spec/dspark 4.3).
 
-`serving.speculation.widths_within` is the same choice in plain Python. Whether draft j is tested
-depends on confidences up to its own alone, and these on the drafts before it: what a draft is does
-not decide over its own test.
+`serving.scheduling.speculation.widths_within` is the same choice in plain Python. Whether draft j
+is tested depends on confidences up to its own alone, and these on the drafts before it: what a
+draft is does not decide over its own test.
 """
 
 import jax

@@ -20,11 +20,12 @@ from configs.model import ModelConfig
 from configs.parts import WeightFormat
 from minimax_jax import names
 from minimax_jax.checkpoint import LoadReport, check_shardings, fill, parameters_of
-from minimax_jax.checkpoint_files import CheckpointFiles, open_files
-from minimax_jax.checkpoint_folder import DRAFTER, write_config
-from minimax_jax.checkpoint_plan import Plan, make_plan
-from minimax_jax.checkpoint_read import Loader
-from minimax_jax.checkpoint_write import (
+from minimax_jax.checkpoint.files import CheckpointFiles, open_files
+from minimax_jax.checkpoint.folder import DRAFTER, write_config
+from minimax_jax.checkpoint.plan import Plan, make_plan
+from minimax_jax.checkpoint.read import Loader
+from minimax_jax.checkpoint.tensor_file import CheckpointError
+from minimax_jax.checkpoint.write import (
     Group,
     Kind,
     Progress,
@@ -36,7 +37,6 @@ from minimax_jax.checkpoint_write import (
 from minimax_jax.drafter import Drafter
 from minimax_jax.quantization_map import map_problems, one_format_problems, sections
 from minimax_jax.quantize import Form, Weight, as_format, is_projection
-from minimax_jax.tensor_file import CheckpointError
 from sharding.rules import SERVE, Rules
 
 

@@ -13,11 +13,11 @@ from rich.table import Table
 from configs.model import ModelConfig
 from minimax_jax import names
 from minimax_jax.checkpoint import abstract_model, find_problems, read_config
-from minimax_jax.checkpoint_files import CheckpointFiles, open_files
-from minimax_jax.checkpoint_folder import DRAFTER
+from minimax_jax.checkpoint.files import CheckpointFiles, open_files
+from minimax_jax.checkpoint.folder import DRAFTER
+from minimax_jax.checkpoint.stored import SUFFIXES
+from minimax_jax.checkpoint.tensor_file import DTYPE_NAMES, DTYPES, SHOWN, Entry
 from minimax_jax.drafter_checkpoint import find_drafter_problems
-from minimax_jax.stored import SUFFIXES
-from minimax_jax.tensor_file import DTYPE_NAMES, DTYPES, SHOWN, Entry
 
 UNKNOWN = "unknown"
 _SCALES = tuple(f"_{suffix}" for suffix in SUFFIXES if suffix != "packed")

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from minimax_jax import names
-from minimax_jax.checkpoint_files import read_json
-from minimax_jax.checkpoint_plan import LeafPlan
+from minimax_jax.checkpoint.files import read_json
+from minimax_jax.checkpoint.plan import LeafPlan
 from minimax_jax.quantize import Form, is_projection
 
 EXCLUSIONS = ("ignored_layers", "modules_to_not_convert", "exclude_modules", "ignore")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from serving.kv_feed import KvFeed
-from serving.request import Asked, FinishReason
+from serving.scheduling.request import Asked, FinishReason
 
 
 class EngineError(RuntimeError):

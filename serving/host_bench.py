@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import partial
 
 from configs.serving import ServingConfig
-from serving.pages import Pages
-from serving.plan import RankPlan, RankResult, StepPlan, StepResult
-from serving.request import Asked, Request
-from serving.sampling_params import SamplingParams
-from serving.scheduler import Scheduler
+from serving.scheduling.pages import Pages
+from serving.scheduling.plan import RankPlan, RankResult, StepPlan, StepResult
+from serving.scheduling.request import Asked, Request
+from serving.scheduling.sampling_params import SamplingParams
+from serving.scheduling.scheduler import Scheduler
 
 STEPS = 2000
 WARM_UP = 200

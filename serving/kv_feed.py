@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
-from serving.kv_events import AllBlocksCleared, BlocksStored, KvEvent
+from serving.scheduling.kv_events import AllBlocksCleared, BlocksStored, KvEvent
 
 HISTORY_BATCHES = 8192
 HISTORY_TOKENS = 1 << 22  # an id in a tuple takes 8 bytes and itself up to 28: 150 MB

@@ -37,15 +37,7 @@ THIRD_PARTY = {
     "rl": ARRAYS | FILES_AND_TEXT | {"flax", "optax", "orbax", "matplotlib"},
 }
 # The host decides without jax: these import the standard library, configs and one another.
-HOST_ONLY = {
-    f"serving/{name}.py"
-    for name in (
-        *("acceptance", "admission", "block_hashes", "cost_table", "decode_rows", "intake"),
-        *("kv_events", "outcome", "pages", "plan", "prefill_rows", "rank", "request", "room"),
-        *("rows", "sampling_params", "scheduler", "shapes", "speculation", "speculation_plan"),
-        *("waiting",),
-    )
-}
+HOST_ONLY = "serving/scheduling/"
 # jax_triton cannot be imported without a GPU build of JAX, hence where it is used; matplotlib takes
 # 0.4 s of every command's start, which one flag of one command needs.
 LATE_IMPORTS = {"jax_triton", "matplotlib"}
@@ -92,11 +84,21 @@ def read_modules(packages: Iterable[str]) -> list[Module]:
 def import_direction(module: Module) -> list[str]:
     """Imports that neither the floors nor the list of other projects allow."""
     project, others = FLOORS[module.package] | {module.package}, THIRD_PARTY[module.package]
-    if module.path in HOST_ONLY:
-        project, others = {"configs", "serving"}, set()
+    if module.path.startswith(HOST_ONLY):
+        return _beyond_the_host(module)
     allowed = project | WAY_UP.get(module.path, set()) | others | sys.stdlib_module_names
     tops = {name.partition(".")[0] for name in imported_names(module.tree)}
     return [f"{module.path} imports {top}" for top in sorted(tops - allowed)]
+
+
+def _beyond_the_host(module: Module) -> list[str]:
+    """Imports of a file of the host beside the standard library, configs and its own package."""
+    known, outside = {"configs", *sys.stdlib_module_names}, set()
+    for name in imported_names(module.tree):
+        inside = f"{name.replace('.', '/')}/".startswith(HOST_ONLY)
+        if not inside and name.partition(".")[0] not in known:
+            outside.add(name)
+    return [f"{module.path} imports {name}" for name in sorted(outside)]
 
 
 def import_form(module: Module) -> list[str]:

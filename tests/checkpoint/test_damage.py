@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from minimax_jax import checkpoint
-from minimax_jax.checkpoint_files import INDEX
-from minimax_jax.tensor_file import CheckpointError
+from minimax_jax.checkpoint.files import INDEX
+from minimax_jax.checkpoint.tensor_file import CheckpointError
 from tests.checkpoint import files
 from tests.checkpoint.files import load
 

@@ -75,5 +75,5 @@ def test_the_table_is_readable(tmp_path):
 def test_nothing_is_read_but_headers(tmp_path, monkeypatch):
     folder = files.write(tmp_path, CONFIG, files.released(CONFIG)[0])
     fail = lambda *_, **__: pytest.fail("a tensor was read")  # noqa: E731
-    monkeypatch.setattr("minimax_jax.tensor_file.Entry.read_into", fail)
+    monkeypatch.setattr("minimax_jax.checkpoint.tensor_file.Entry.read_into", fail)
     inspect_checkpoint(folder)

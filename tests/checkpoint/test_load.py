@@ -171,7 +171,7 @@ def test_stacked_fused_and_separate_experts_are_one_model(tmp_path):
 
 @pytest.mark.parametrize("chunk", [1, 100, 1000])
 def test_values_are_cast_and_picked_apart_in_chunks(chunk, tmp_path, monkeypatch):
-    monkeypatch.setattr("minimax_jax.tensor_file.CHUNK_BYTES", chunk)
+    monkeypatch.setattr("minimax_jax.checkpoint.tensor_file.CHUNK_BYTES", chunk)
     tensors, values = files.released(CONFIG)
     folder = files.write(tmp_path, CONFIG, fused(tensors, interleaved=True))
     assert_same(load(folder, gate_up="interleaved"), files.expected_by_path(CONFIG, values))

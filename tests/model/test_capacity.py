@@ -13,8 +13,8 @@ from configs.presets import m3, m3_1_flash, tiny, tiny_random
 from minimax_jax.__main__ import main
 from minimax_jax.cache import pool_layout
 from minimax_jax.capacity import Capacity, Question, as_the_reference, capacity
-from minimax_jax.capacity_gpus import GB, GPUS
-from minimax_jax.capacity_weights import weight_parts
+from minimax_jax.capacity.gpus import GB, GPUS
+from minimax_jax.capacity.weights import weight_parts
 from minimax_jax.checkpoint import parameters_of
 from minimax_jax.model import Model
 from minimax_jax.quantize import form_of, is_router, quantize_model

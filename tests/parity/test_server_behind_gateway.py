@@ -17,10 +17,10 @@ import pytest
 
 from configs.server import ServerConfig
 from minimax_jax.chat import Tokenizer
-from serving.request import Asked
-from serving.server import Server
-from serving.service import ModelFiles
-from serving.wire_state import Served
+from serving.rpc.server import Server
+from serving.rpc.service import ModelFiles
+from serving.rpc.wire_state import Served
+from serving.scheduling.request import Asked
 from tests.chat.folders import TINY
 from tests.serving.servers import INFO, PATIENCE_S, FakeEngine
 

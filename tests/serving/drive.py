@@ -1,9 +1,9 @@
 """A small scheduler, and the ways in which tests drive it."""
 
 from configs.serving import ServingConfig
-from serving.request import Asked, Request
-from serving.sampling_params import SamplingParams
-from serving.scheduler import Scheduler
+from serving.scheduling.request import Asked, Request
+from serving.scheduling.sampling_params import SamplingParams
+from serving.scheduling.scheduler import Scheduler
 from tests.serving.fake_device import FakeDevice
 
 

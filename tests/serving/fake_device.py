@@ -8,8 +8,8 @@ wrote cannot pass. What it generates depends on the same and on the seed.
 import pickle
 from dataclasses import dataclass, field
 
-from serving.plan import Admission, RankPlan, RankResult, StepPlan, StepResult
-from serving.scheduler import Scheduler
+from serving.scheduling.plan import Admission, RankPlan, RankResult, StepPlan, StepResult
+from serving.scheduling.scheduler import Scheduler
 
 VOCAB = 50
 

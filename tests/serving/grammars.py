@@ -6,11 +6,11 @@ from functools import cache
 import numpy as np
 
 from minimax_jax.chat import Tokenizer
-from serving.grammar import GrammarLimits, Grammars
-from serving.grammar_source import Thought
-from serving.grammar_vocabulary import GrammarVocabulary
-from serving.matcher import GrammarMatcher
-from serving.sampling_params import StructuredOutput
+from serving.grammar.grammars import GrammarLimits, Grammars
+from serving.grammar.matcher import GrammarMatcher
+from serving.grammar.source import Thought
+from serving.grammar.vocabulary import GrammarVocabulary
+from serving.scheduling.sampling_params import StructuredOutput
 from tests.chat.folders import TINY
 
 VOCAB_SIZE = 512  # the model's; the tokenizer has fewer

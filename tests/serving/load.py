@@ -7,9 +7,9 @@ from collections.abc import Callable
 from itertools import accumulate
 from operator import mul
 
-from serving.cost_table import CostTable, StepCosts
-from serving.speculation import widths_within
-from serving.speculation_plan import DraftPlan, SpeculationPlanner
+from serving.scheduling.cost_table import CostTable, StepCosts
+from serving.scheduling.speculation import widths_within
+from serving.scheduling.speculation_plan import DraftPlan, SpeculationPlanner
 
 SIZES = tuple(2**k for k in range(12))
 NUM_DRAFTS = 7

@@ -24,12 +24,12 @@ from serving.engine_api import (
     Profile,
     RankLoad,
 )
-from serving.intake import QueueFullError
 from serving.kv_feed import KvFeed
-from serving.request import Asked, whole_prompt
-from serving.server import Server
-from serving.service import ModelFiles
-from serving.wire_state import Served
+from serving.rpc.server import Server
+from serving.rpc.service import ModelFiles
+from serving.rpc.wire_state import Served
+from serving.scheduling.intake import QueueFullError
+from serving.scheduling.request import Asked, whole_prompt
 
 INFO = EngineInfo(
     max_model_len=64,

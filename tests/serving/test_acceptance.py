@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from serving.acceptance import AcceptanceEstimator
+from serving.scheduling.acceptance import AcceptanceEstimator
 
 
 def test_a_new_estimator_expects_every_draft_to_be_accepted():

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from serving.cost_table import CostTable, StepCosts, profile, read_costs, write_costs
+from serving.scheduling.cost_table import CostTable, StepCosts, profile, read_costs, write_costs
 
 VERIFY = CostTable(tokens=(1, 8, 16, 64), steps_per_sec=(100.0, 50.0, 25.0, 10.0), padded_up_to=16)
 DRAFT = CostTable(tokens=(7, 14), steps_per_sec=(1000.0, 500.0))

@@ -7,8 +7,8 @@ import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as messages
 
 from minimax_jax.chat import Tokenizer
-from serving.service import ModelFiles
-from serving.wire_state import Served
+from serving.rpc.service import ModelFiles
+from serving.rpc.wire_state import Served
 from tests.chat.folders import TINY
 from tests.serving.servers import FakeEngine, connected, refused, request, run, soon, status
 

@@ -9,10 +9,10 @@ import jsonschema
 import numpy as np
 import pytest
 
-from serving.grammar import GrammarLimits, Grammars
-from serving.grammar_source import Thought
-from serving.matcher import GrammarMatcher
-from serving.sampling_params import StructuredOutput
+from serving.grammar.grammars import GrammarLimits, Grammars
+from serving.grammar.matcher import GrammarMatcher
+from serving.grammar.source import Thought
+from serving.scheduling.sampling_params import StructuredOutput
 from tests.serving.grammars import (
     accepts,
     allowed,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from minimax_jax.chat.dialects import M3
-from serving.grammar_source import Thought, thought_after
-from serving.grammar_vocabulary import GrammarVocabulary
-from serving.mask_workers import MaskWorkers
+from serving.grammar.mask_workers import MaskWorkers
+from serving.grammar.source import Thought, thought_after
+from serving.grammar.vocabulary import GrammarVocabulary
 from tests.serving.grammars import (
     VOCAB_SIZE,
     accepts,

@@ -1,7 +1,7 @@
 """A router that follows the events knows which blocks can be found."""
 
-from serving.block_hashes import event_id
-from serving.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
+from serving.scheduling.block_hashes import event_id
+from serving.scheduling.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
 from tests.serving.drive import ask, scheduler_of
 from tests.serving.fake_device import FakeDevice, run_all
 

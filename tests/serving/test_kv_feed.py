@@ -3,8 +3,8 @@
 import asyncio
 from contextlib import aclosing
 
-from serving.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
 from serving.kv_feed import KvFeed
+from serving.scheduling.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
 from tests.serving.servers import run
 
 

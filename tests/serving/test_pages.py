@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from serving.block_hashes import event_id
-from serving.kv_events import AllBlocksCleared, BlocksRemoved, KvEventLog
-from serving.pages import Pages
+from serving.scheduling.block_hashes import event_id
+from serving.scheduling.kv_events import AllBlocksCleared, BlocksRemoved, KvEventLog
+from serving.scheduling.pages import Pages
 
 
 def name(number: int) -> bytes:

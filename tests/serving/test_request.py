@@ -2,9 +2,9 @@
 
 import pytest
 
-from serving.block_hashes import event_id, root_hash
-from serving.request import Asked, Request, whole_prompt
-from serving.sampling_params import SamplingParams
+from serving.scheduling.block_hashes import event_id, root_hash
+from serving.scheduling.request import Asked, Request, whole_prompt
+from serving.scheduling.sampling_params import SamplingParams
 
 
 def sequences(prompt, *, max_model_len=100, seed=0, **sampling):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.sampling_params import MAX_SEED, SamplingParams, child_seed
+from serving.scheduling.sampling_params import MAX_SEED, SamplingParams, child_seed
 
 
 @pytest.mark.parametrize(

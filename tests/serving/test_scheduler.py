@@ -2,10 +2,10 @@
 
 import pytest
 
-from serving.intake import QueueFullError
-from serving.plan import RankResult, StepResult
-from serving.sampling_params import StructuredOutput
-from serving.waiting import MAX_BYPASSES
+from serving.scheduling.intake import QueueFullError
+from serving.scheduling.plan import RankResult, StepResult
+from serving.scheduling.sampling_params import StructuredOutput
+from serving.scheduling.waiting import MAX_BYPASSES
 from tests.serving.drive import ask, output, scheduler_of, step
 from tests.serving.fake_device import FakeDevice, cold_run, run_all
 

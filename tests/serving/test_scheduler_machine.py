@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from configs.serving import ServingConfig
-from serving.request import Asked, Phase
-from serving.sampling_params import SamplingParams, StructuredOutput
-from serving.scheduler import Scheduler
+from serving.scheduling.request import Asked, Phase
+from serving.scheduling.sampling_params import SamplingParams, StructuredOutput
+from serving.scheduling.scheduler import Scheduler
 from tests.serving.fake_device import FakeDevice, cold_run
 
 CONFIGS = st.fixed_dictionaries(

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from serving.sampling_params import StructuredOutput
+from serving.scheduling.sampling_params import StructuredOutput
 from tests.serving.drive import ask, output, scheduler_of, step
 from tests.serving.fake_device import FakeDevice, cold_run, run_all
 

@@ -18,10 +18,10 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc as services
 
 from configs.server import ServerConfig
 from serving.engine_api import EngineState
-from serving.server import Server, serve
-from serving.service import NAME
-from serving.statuses import MAX_TEXT
-from serving.wire_state import Served
+from serving.rpc.server import Server, serve
+from serving.rpc.service import NAME
+from serving.rpc.statuses import MAX_TEXT
+from serving.rpc.wire_state import Served
 from tests.serving.servers import (
     PATIENCE_S,
     FakeEngine,
@@ -191,7 +191,7 @@ def test_a_listener_for_everyone_says_so(caplog):
 
 
 def test_probes_follow_the_engine(monkeypatch):
-    monkeypatch.setattr("serving.server.HEALTH_S", 0.01)
+    monkeypatch.setattr("serving.rpc.server.HEALTH_S", 0.01)
 
     async def test():
         async with connected() as it:

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as messages
 
-from serving.service import NAME
+from serving.rpc.service import NAME
 from tests.serving.servers import PATIENCE_S, FakeEngine, connected, request, run, soon, status
 
 SERVICE = messages.DESCRIPTOR.services_by_name["VllmEngine"]
@@ -97,7 +97,7 @@ def test_noise_at_any_method_ends_with_a_status_that_we_chose(name):
 
 
 def test_a_client_that_reads_nothing_does_not_hold_up_a_drain(monkeypatch):
-    monkeypatch.setattr("serving.server.ABORT_S", 0.1)
+    monkeypatch.setattr("serving.rpc.server.ABORT_S", 0.1)
 
     async def test():
         async with connected(FakeEngine(), shutdown_timeout=0.2) as it:

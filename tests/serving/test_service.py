@@ -12,8 +12,8 @@ from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as messages
 
 from serving.engine_api import EngineState
-from serving.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
-from serving.service import ModelFiles
+from serving.rpc.service import ModelFiles
+from serving.scheduling.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
 from tests.chat.folders import TINY
 from tests.serving.servers import FakeEngine, connected, refused, request, run, soon
 
@@ -194,7 +194,7 @@ def test_kv_events_come_with_the_load_of_their_rank():
 
 
 def test_loads_come_alone_while_nothing_happens(monkeypatch):
-    monkeypatch.setattr("serving.service.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("serving.rpc.service.HEARTBEAT_S", 0.02)
 
     async def test():
         async with connected() as it:

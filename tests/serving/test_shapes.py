@@ -3,7 +3,7 @@
 import pytest
 
 from configs.serving import ServingConfig
-from serving.shapes import Shapes
+from serving.scheduling.shapes import Shapes
 
 FULL = ServingConfig(num_speculative_tokens=0)
 

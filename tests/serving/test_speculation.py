@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from serving.speculation import best_budget, early_stop_widths, widths_within
+from serving.scheduling.speculation import best_budget, early_stop_widths, widths_within
 
 RANDOM = random.Random(7)
 NUM_CASES = 300

@@ -7,8 +7,8 @@ from math import prod
 
 import pytest
 
-from serving import speculation
-from serving.speculation import best_budget, early_stop_widths, widths_within
+from serving.scheduling import speculation
+from serving.scheduling.speculation import best_budget, early_stop_widths, widths_within
 from tests.serving.exact import Law, Toy, difference, joint_law, law_of_text, mutated, target_law
 
 A, B = 0, 1

@@ -5,9 +5,9 @@ from operator import mul
 
 import pytest
 
-from serving.cost_table import StepCosts
-from serving.speculation import early_stop_widths
-from serving.speculation_plan import LAG, MEMORY, DraftPlan, SpeculationPlanner
+from serving.scheduling.cost_table import StepCosts
+from serving.scheduling.speculation import early_stop_widths
+from serving.scheduling.speculation_plan import LAG, MEMORY, DraftPlan, SpeculationPlanner
 from tests.serving.load import (
     CONVEX,
     COSTS,

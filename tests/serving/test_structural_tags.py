@@ -9,7 +9,7 @@ import pytest
 
 from minimax_jax.chat import parse_reply
 from minimax_jax.chat.dialects import M3
-from serving.grammar_source import Thought
+from serving.grammar.source import Thought
 from tests.serving.grammars import accepts, allowed, matcher, plain_ids, tokenizer
 
 RECORDED = json.loads((Path(__file__).parents[1] / "golden" / "structural_tags.json").read_text())

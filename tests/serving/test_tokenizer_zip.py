@@ -5,8 +5,8 @@ import zipfile
 
 import pytest
 
-from serving import tokenizer_zip
-from serving.tokenizer_zip import PIECE_BYTES, pack
+from serving.rpc import tokenizer_zip
+from serving.rpc.tokenizer_zip import PIECE_BYTES, pack
 
 
 @pytest.fixture

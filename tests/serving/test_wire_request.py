@@ -5,8 +5,8 @@ import math
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as messages
 
-from serving.sampling_params import SamplingParams, StructuredOutput
-from serving.wire_request import asked, check_supported, sampling_params
+from serving.rpc.wire_request import asked, check_supported, sampling_params
+from serving.scheduling.sampling_params import SamplingParams, StructuredOutput
 from tests.serving.servers import request
 
 

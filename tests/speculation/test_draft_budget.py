@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minimax_jax.draft_budget import survivals, widths_within
-from serving import speculation
+from serving.scheduling import speculation
 
 NUM_DRAFTS = 7
 PICK = jax.jit(widths_within)

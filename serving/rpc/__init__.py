@@ -1,0 +1,1 @@
+"""The gRPC door: `vllm.grpc.engine.VllmEngine` over whatever is an `Engine`."""

@@ -1,0 +1,85 @@
+"""The decode rows of one rank's step: who takes part, how many drafts each tests, and the blocks
+that they may write to.
+
+A row is planned while the one before it may still be on the device, so only bounds of its length
+are known: each speculative step adds from 1 to 1 + drafts tokens, each plain one exactly 1. Blocks
+are reserved up to the most that may be written, with the anchor of the next step; the device
+never writes at or beyond a sequence's limit.
+"""
+
+from collections.abc import Callable, Sequence
+
+from serving.scheduling.plan import NewBlocks, RankPlan
+from serving.scheduling.rank import Rank
+from serving.scheduling.request import Phase, Request
+from serving.scheduling.room import Room
+from serving.scheduling.rows import Row
+from serving.scheduling.shapes import Shape, Shapes
+
+# How many drafts each of these sequences would best verify; fewer may be.
+DraftWidths = Callable[[Sequence[Request]], Sequence[int]]
+
+
+def ready_rows(rank: Rank) -> list[Request]:
+    """The sequences that may take part: their prompts are planned to the end, they surely have a
+    token to come, and every token is known of those that need it.
+    """
+    return [
+        one
+        for one in rank.running
+        if one.prefill_planned == one.prefill_target
+        and one.least < one.limit
+        and not (one.is_synchronous and one.steps_in_flight)
+    ]
+
+
+def plan_decodes(
+    rank: Rank, ready: list[Request], widths: Sequence[int], steps: int, plan: RankPlan, room: Room
+) -> tuple[list[Row], bool]:
+    """Adds rows of `steps` device steps to the plan; and whether each had the blocks that it needs.
+
+    Rows go first that are more urgent or older, and may take blocks from those behind them.
+    """
+    rows: list[Row] = []
+    all_had_room, block_size = True, rank.block_size
+    for request, width in zip(ready, widths, strict=True):
+        if request.phase is not Phase.RUNNING:
+            continue  # preempted by a row before it
+        if width:
+            width = max(0, min(width, request.limit - request.least - 1))
+        most = steps * (1 + width)
+        end = min(request.most + most, request.limit)
+        if end > len(request.blocks) * block_size and not _reserve(rank, request, end, plan, room):
+            all_had_room = False
+            continue
+        least = 1 if width else steps
+        request.least += least
+        request.most += most
+        request.steps_in_flight += 1
+        plan.decode_slots.append(request.slot)
+        plan.decode_widths.append(width)
+        rows.append(Row(request, least, most, 0, True, width))
+    return rows, all_had_room
+
+
+def decode_shape(
+    shapes: Shapes, plans: Sequence[RankPlan], rows: Sequence[Sequence[Row]], steps: int
+) -> Shape | None:
+    """The shape that holds every rank's decode rows, None where there are none."""
+    most = max(len(plan.decode_slots) for plan in plans)
+    if most == 0:
+        return None
+    tokens = max(len(plan.decode_slots) + sum(plan.decode_widths) for plan in plans)
+    pages = max(len(row.request.blocks) for rank in rows for row in rank if not row.end)
+    return shapes.decode(rows=most, tokens=tokens, pages=pages, steps=steps)
+
+
+def _reserve(rank: Rank, request: Request, end: int, plan: RankPlan, room: Room) -> bool:
+    """Whether the sequence now has the blocks that it lacked up to position `end`."""
+    first = len(request.blocks)
+    missing = -(-end // rank.block_size) - first
+    if not room.make(rank, missing, request.order):
+        return False
+    new = rank.grow(request, missing)
+    plan.new_blocks.append(NewBlocks(slot=request.slot, first=first, block_ids=new))
+    return True
