@@ -74,14 +74,31 @@ class StepPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RowLogprobs:
+    """Log-probabilities of consecutive tokens of a row, and the likeliest ids at each place."""
+
+    values: list[float]
+    top_ids: list[list[int]]
+    top_values: list[list[float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
     """The new tokens of each row of a `RankPlan`, in its order; none of a chunk that is not the
     last. `broken` are slots whose logits were NaN: their tokens end there.
+
+    By slot, where the sequence wants it: `logprobs` of the new tokens; `prompt_logprobs` of the
+    prompt tokens start + 1 .. start + length of a chunk, as far as there are such; and with
+    speculation the `drafts` that the next step tests, with the `confidences` that each is kept.
     """
 
     prefills: list[list[int]] = field(default_factory=list)
     decodes: list[list[int]] = field(default_factory=list)
     broken: frozenset[int] = frozenset()
+    logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
+    drafts: dict[int, list[int]] = field(default_factory=dict)
+    confidences: dict[int, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

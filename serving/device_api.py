@@ -1,0 +1,50 @@
+"""What the engine needs of whatever runs its plans: the device, or one that stands in for it."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import UInt32
+
+from serving.engine_api import Profile
+from serving.scheduling.plan import StepPlan, StepResult
+
+Slot = tuple[int, int]  # data rank, slot
+Mask = UInt32[np.ndarray, "places words"]  # of the next token, and of those after each draft
+
+
+class Running(Protocol):
+    """A dispatched step."""
+
+    def result(self) -> StepResult:
+        """What it gave; blocks until it is there."""
+        ...
+
+
+class Device(Protocol):
+    """Runs plans in the order in which they are dispatched."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of each data rank's pool."""
+        ...
+
+    def dispatch(self, plan: StepPlan, masks: Mapping[Slot, Mask]) -> Running:
+        """Starts a step and does not wait for it. `masks` are those of sequences with a grammar,
+        in the form of `minimax_jax.sampling.packed_mask`.
+        """
+        ...
+
+    def update(self, *, params: Any = None, adapters: Mapping[str, Any] | None = None) -> None:
+        """From the next step on, other weights or adapters. Raises ValueError with a sentence when
+        they do not fit those that are there, before anything is changed.
+        """
+        ...
+
+    def start_profile(self, profile: Profile) -> None:
+        """Begins to profile device steps."""
+        ...
+
+    def stop_profile(self) -> None:
+        """Ends the profile and writes it."""
+        ...
