@@ -19,9 +19,9 @@ from configs.model import ModelConfig
 from configs.parts import DrafterConfig
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache, layer_pages
-from minimax_jax.draft_heads import ConfidenceHead, MarkovHead
 from minimax_jax.layers import MLP, GemmaNorm, Linear
 from minimax_jax.rope import rope_angles
+from minimax_jax.speculative.heads import ConfidenceHead, MarkovHead
 from pallas_kernels.kv_insert import KeyTransform, Rows, kv_insert, norm_rope
 from pallas_kernels.layouts.pages import Source
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout, through_cache

@@ -17,7 +17,7 @@ from minimax_jax.checkpoint.files import CheckpointFiles, open_files
 from minimax_jax.checkpoint.folder import DRAFTER
 from minimax_jax.checkpoint.stored import SUFFIXES
 from minimax_jax.checkpoint.tensor_file import DTYPE_NAMES, DTYPES, SHOWN, Entry
-from minimax_jax.drafter_checkpoint import find_drafter_problems
+from minimax_jax.speculative.checkpoint import find_drafter_problems
 
 UNKNOWN = "unknown"
 _SCALES = tuple(f"_{suffix}" for suffix in SUFFIXES if suffix != "packed")

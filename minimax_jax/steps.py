@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache
 from minimax_jax.drafter import Drafter
-from minimax_jax.drafting import inject
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
 from minimax_jax.sampling import (
@@ -30,6 +29,7 @@ from minimax_jax.sampling import (
     sample,
     token_logprobs,
 )
+from minimax_jax.speculative.drafting import inject
 from pallas_kernels.layouts.pool import PoolLayout
 
 Fetched = Array | np.ndarray  # on the device, or already on the host

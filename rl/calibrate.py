@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from minimax_jax.calibration import Calibration, fit, write_calibration
+from minimax_jax.speculative.calibration import Calibration, fit, write_calibration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,11 @@ from configs.drafter_training import DrafterTrainingConfig
 from configs.model import ModelConfig
 from configs.parts import DrafterConfig
 from minimax_jax.cache import CacheFormats, PoolLayout, pool_layout
-from minimax_jax.draft_packed import ContextKeys, packed_context, packed_hidden
 from minimax_jax.drafter import Drafter
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
 from minimax_jax.quantize import fake_quantize_model
+from minimax_jax.speculative.packed import ContextKeys, packed_context, packed_hidden
 from rl.draft_anchors import NO_ANCHOR, DraftBlocks
 from rl.draft_losses import LossSums, Rows, loss_sums, metrics_of, total_loss
 from rl.optimizer import Metrics, Parameters, Structure, TrainState, make_optimizer

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from minimax_jax.chat import ChatTemplate, Tokenizer
 from minimax_jax.checkpoint import save_model
-from minimax_jax.checkpoint_folder import copy_companions
+from minimax_jax.checkpoint.folder import copy_companions
 from minimax_jax.loaded import LoadedModel
 from rl.data import SHORT, TRAIN
 from rl.evaluate import held_out, score_model, total

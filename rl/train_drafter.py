@@ -22,9 +22,9 @@ from rich.console import Console
 from configs.drafter_training import DrafterTrainingConfig
 from configs.model import ModelConfig
 from configs.parts import DrafterConfig
-from minimax_jax.checkpoint_folder import DRAFTER
-from minimax_jax.drafter_checkpoint import save_drafter
+from minimax_jax.checkpoint.folder import DRAFTER
 from minimax_jax.loaded import LoadedModel
+from minimax_jax.speculative.checkpoint import save_drafter
 from rl.draft_data import DraftData, make_waves
 from rl.draft_losses import LossSums, metrics_of
 from rl.draft_step import FORMAT, Captured, Program, capture, measure, new_state, train_step

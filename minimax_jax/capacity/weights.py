@@ -22,9 +22,9 @@ from minimax_jax import names
 from minimax_jax.checkpoint import abstract_model, parameters_of
 from minimax_jax.checkpoint.tensor_file import DTYPES
 from minimax_jax.checkpoint.write import Kind, specs
-from minimax_jax.drafter_checkpoint import abstract_drafter
 from minimax_jax.inspect import part_of
 from minimax_jax.quantize import Form, Format, form_in, is_expert, is_projection, is_router
+from minimax_jax.speculative.checkpoint import abstract_drafter
 from sharding.apply import named_sharding
 from sharding.axes import MESH_AXES, Axes
 from sharding.rules import SERVE, with_parallel

@@ -72,7 +72,7 @@ def widths_within(survivals: Survivals, budget: int) -> list[int]:
 
     Of equals the lower place goes first, then the earlier sequence: a survival that saturates at
     its predecessor's must not overtake it. Drafts that cannot survive are not tested.
-    `minimax_jax.draft_budget` does the same on the device.
+    `minimax_jax.speculative.budget` does the same on the device.
 
     Raises ValueError for survivals that rise or are no probabilities, and for a negative budget.
     """

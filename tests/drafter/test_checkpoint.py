@@ -12,9 +12,9 @@ from minimax_jax import names
 from minimax_jax.checkpoint import parameters_of, read_config
 from minimax_jax.checkpoint.tensor_file import DTYPES, CheckpointError
 from minimax_jax.checkpoint.write import Kind, specs
-from minimax_jax.drafter_checkpoint import abstract_drafter, load_drafter, save_drafter
 from minimax_jax.inspect import inspect_checkpoint
 from minimax_jax.quantize import dequantize_model, form_of
+from minimax_jax.speculative.checkpoint import abstract_drafter, load_drafter, save_drafter
 from sharding.mesh import make_mesh
 from tests.checkpoint import files as target_files
 from tests.checkpoint.files import assert_identical, headers, plain, read_tensor

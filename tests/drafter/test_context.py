@@ -8,8 +8,8 @@ import pytest
 
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache, layer_pages, pool_layout
-from minimax_jax.drafting import draft_sampling, inject, propose
 from minimax_jax.sampling import SamplingParams, SamplingState
+from minimax_jax.speculative.drafting import draft_sampling, inject, propose
 from pallas_kernels.layouts.pages import read
 from pallas_kernels.layouts.pool import CacheFormats, through_cache
 from tests.drafter.models import EXACT, WINDOW, Z, at, drafted, empty_cache, random_drafter, streams

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from minimax_jax.drafter import DraftContext, Drafter
-from minimax_jax.drafting import draft_sampling, inject, propose
 from minimax_jax.sampling import SamplingParams, SamplingState
+from minimax_jax.speculative.drafting import draft_sampling, inject, propose
 from pallas_kernels.layouts.pages import Blocks
 from tests.drafter.models import EXACT, WINDOW, Z, at, drafted, empty_cache, random_drafter, streams
 from tests.drafter.reference import Reference

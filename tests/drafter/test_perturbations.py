@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minimax_jax import drafting
 from minimax_jax.cache import layer_pages
 from minimax_jax.drafter import DraftContext
-from minimax_jax.drafting import Proposal, draft_sampling, inject, propose
 from minimax_jax.rope import rope_angles
 from minimax_jax.sampling import SamplingParams, SamplingState
+from minimax_jax.speculative import drafting
+from minimax_jax.speculative.drafting import Proposal, draft_sampling, inject, propose
 from tests.drafter.models import WINDOW, Z, at, drafted, empty_cache, random_drafter, streams
 from tests.drafter.reference import Reference
 from tests.model.models import random_model, small

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from minimax_jax.calibration import fit, read_calibration
 from minimax_jax.sampling import SamplingParams
-from minimax_jax.speculate import SpeculationOptions
+from minimax_jax.speculative.calibration import fit, read_calibration
+from minimax_jax.speculative.steps import SpeculationOptions
 from rl.calibrate import DraftedStep, calibrate
 from tests.speculation.runs import Run
 

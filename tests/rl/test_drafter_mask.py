@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minimax_jax.batch import pack
-from minimax_jax.draft_packed import packed_context, packed_hidden
+from minimax_jax.speculative.packed import packed_context, packed_hidden
 from pallas_kernels.layouts.pool import CacheFormats
 from tests.drafter.models import EXACT, WINDOW, Z, drafted, random_drafter, streams
 from tests.drafter.reference import Reference

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from minimax_jax.drafter_checkpoint import load_drafter
 from minimax_jax.quantize import dequantize_model
+from minimax_jax.speculative.checkpoint import load_drafter
 from rl.__main__ import main
 from rl.draft_step import block_sums, capture, new_state, train_step
 from rl.run_checkpoints import RunCheckpoints

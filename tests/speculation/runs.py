@@ -10,10 +10,10 @@ from configs.model import ModelConfig
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache
 from minimax_jax.drafter import Drafter
-from minimax_jax.drafting import Proposal
 from minimax_jax.model import Model
 from minimax_jax.sampling import History, SamplingParams, SamplingState
-from minimax_jax.speculate import SpeculationOptions, SpeculationState, speculate, start
+from minimax_jax.speculative.drafting import Proposal
+from minimax_jax.speculative.steps import SpeculationOptions, SpeculationState, speculate, start
 from minimax_jax.steps import DecodeOptions, DecodeState, decode, prefill
 from tests.drafter.models import drafted, empty_cache, random_drafter
 from tests.model.models import random_model

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minimax_jax.calibration import (
+from minimax_jax.speculative.calibration import (
     FILE,
     TEMPERATURES,
     Calibration,

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minimax_jax.commit import Anchors, commit
 from minimax_jax.speculation import Verdict
-from minimax_jax.verify_rows import fitting_widths, verify_rows
+from minimax_jax.speculative.commit import Anchors, commit
+from minimax_jax.speculative.verify_rows import fitting_widths, verify_rows
 
 WIDTHS = jnp.array([2, 0, 3, 1])
 RUNNING = jnp.array([True, True, False, True])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minimax_jax.draft_budget import survivals, widths_within
+from minimax_jax.speculative.budget import survivals, widths_within
 from serving.scheduling import speculation
 
 NUM_DRAFTS = 7

@@ -6,9 +6,9 @@ import pytest
 
 from configs.parallel import ParallelConfig
 from minimax_jax.checkpoint import load_model, save_model
-from minimax_jax.drafter_checkpoint import load_drafter, save_drafter
 from minimax_jax.sampling import SamplingParams
-from minimax_jax.speculate import SpeculationOptions
+from minimax_jax.speculative.checkpoint import load_drafter, save_drafter
+from minimax_jax.speculative.steps import SpeculationOptions
 from sharding.mesh import make_mesh
 from tests.drafter.models import drafted, random_drafter
 from tests.model.models import random_model, small, tokens

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minimax_jax.sampling import History, SamplingParams, packed_mask
-from minimax_jax.speculate import SpeculationOptions
+from minimax_jax.speculative.steps import SpeculationOptions
 from tests.model.models import tokens
 from tests.speculation.runs import Run, proposing
 

@@ -1,5 +1,5 @@
 """Tokens have the target's law also where confidences choose what is tested: the choice of
-`draft_budget` among sequences that share a budget, and two choices that must not be made.
+`speculative.budget` among sequences that share a budget, and two choices that must not be made.
 """
 
 from functools import partial
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minimax_jax.draft_budget import survivals, widths_within
+from minimax_jax.speculative.budget import survivals, widths_within
 from tests.speculation.test_law import LEVEL, p_value
 from tests.speculation.toy import VOCABULARY, Setting
 

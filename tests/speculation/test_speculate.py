@@ -10,7 +10,7 @@ import pytest
 
 from minimax_jax.cache import Cache, layer_pages, pool_layout
 from minimax_jax.sampling import SamplingParams, packed_mask
-from minimax_jax.speculate import SpeculationOptions, speculate
+from minimax_jax.speculative.steps import SpeculationOptions, speculate
 from pallas_kernels.layouts.pages import read
 from pallas_kernels.layouts.pool import CacheFormats
 from tests.drafter.models import drafted, random_drafter

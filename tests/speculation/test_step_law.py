@@ -12,7 +12,7 @@ from jax.scipy.stats import chi2
 
 from minimax_jax.batch import Batch, pack
 from minimax_jax.sampling import History, SamplingParams, SamplingState
-from minimax_jax.speculate import SpeculationOptions, speculate, start
+from minimax_jax.speculative.steps import SpeculationOptions, speculate, start
 from minimax_jax.steps import DecodeState, prefill, score
 from tests.drafter.models import Z, drafted, empty_cache, random_drafter
 from tests.model.models import random_model, small

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from minimax_jax import speculation
-from minimax_jax.drafting import DraftMethod, draft_sampling
 from minimax_jax.sampling import DRAFT, SamplingParams, SamplingState, sample
+from minimax_jax.speculative.drafting import DraftMethod, draft_sampling
 
 VOCABULARY, LENGTH, ANCHOR = 8, 3, 2
 _RNG = np.random.default_rng(2024)

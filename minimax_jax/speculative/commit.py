@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Int
 
 from minimax_jax.sampling import is_stop
 from minimax_jax.speculation import Verdict
-from minimax_jax.verify_rows import VerifyRows
+from minimax_jax.speculative.verify_rows import VerifyRows
 
 
 @jax.tree_util.register_dataclass

@@ -14,9 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from minimax_jax.cache import Cache
-from minimax_jax.commit import Anchors, Committed, commit
 from minimax_jax.drafter import Drafter
-from minimax_jax.drafting import DraftMethod, Proposal, draft_sampling, inject, propose
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
 from minimax_jax.sampling import (
@@ -28,8 +26,10 @@ from minimax_jax.sampling import (
     token_logprobs,
 )
 from minimax_jax.speculation import Drafts, Target, Uniforms, Verdict, distribution, verify
+from minimax_jax.speculative.commit import Anchors, Committed, commit
+from minimax_jax.speculative.drafting import DraftMethod, Proposal, draft_sampling, inject, propose
+from minimax_jax.speculative.verify_rows import VerifyRows, fitting_widths, verify_rows
 from minimax_jax.steps import DecodeState, Fetched, Generated, lengthened, next_token
-from minimax_jax.verify_rows import VerifyRows, fitting_widths, verify_rows
 
 
 @jax.tree_util.register_dataclass
