@@ -28,6 +28,12 @@ class AttentionCase:
         """P of one sequence."""
         return -(-self.context // self.block_size)
 
+    @property
+    def title(self) -> str:
+        """`16 x 128K, 8 queries`."""
+        queries = "1 query" if self.queries == 1 else f"{self.queries} queries"
+        return f"{self.batch} x {self.context // 1024}K, {queries}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class WindowCase:
@@ -87,6 +93,19 @@ ATTENTION = {
     "full_decode_1m": replace(_FULL, batch=4, context=1_048_576),
     "full_verify_32k": replace(_FULL, queries=8),
     "full_prefill_32k": replace(_FULL, batch=256, queries=128),
+}
+
+_WHOLE = replace(_FULL, batch=1, context=524_288, heads=64, kv_heads=4)
+# The full model on one rank, in the cases that other engines' kernels were measured on.
+ONE_RANK = {
+    "decode_512k": _WHOLE,
+    "verify_512k": replace(_WHOLE, queries=8),
+    "decode_64x128k": replace(_WHOLE, batch=64, context=131_072),
+    "verify_16x128k": replace(_WHOLE, batch=16, context=131_072, queries=8),
+    "decode_32x32k": replace(_WHOLE, batch=32, context=32_768),
+    "verify_32x32k": replace(_WHOLE, batch=32, context=32_768, queries=8),
+    "decode_32k": replace(_WHOLE, context=32_768),
+    "prefill_16k": replace(_WHOLE, batch=128, context=16_384, queries=128),
 }
 
 WINDOW = {

@@ -13,11 +13,11 @@ from tests.numerics import assert_close
 from tests.ops.oracles import as_pages, attend_blocks, pick_blocks, scattered, stored
 
 
-@pytest.mark.parametrize("name", cases.ATTENTION)
+@pytest.mark.parametrize("name", [*cases.ATTENTION, *cases.ONE_RANK])
 def test_attention_cases_have_the_shapes_of_their_preset(name):
-    case, full = cases.ATTENTION[name], name.startswith("full")
-    config = m3_1_flash() if full else tiny()
-    ranks, a, indexer = 4 if full else 1, config.attention, config.indexer
+    case = (cases.ATTENTION | cases.ONE_RANK)[name]
+    config = tiny() if name.startswith("tiny") else m3_1_flash()
+    ranks, a, indexer = 4 if name.startswith("full") else 1, config.attention, config.indexer
     assert (case.heads, case.kv_heads) == (a.num_heads // ranks, a.num_kv_heads // ranks)
     assert (case.head_dim, case.index_dim) == (a.head_dim, indexer.head_dim)
     assert (case.block_size, case.top_k) == (indexer.block_size, indexer.top_k)

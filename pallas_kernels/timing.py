@@ -1,0 +1,98 @@
+"""How long a kernel takes on the device: the slope over chained calls inside one program.
+
+A single call of a short kernel is mostly launch and host; so n calls stand in one jitted program,
+which runs as one command buffer, and the time of a call is the slope between two values of n. The
+calls wait for one another, each has operands of its own (so that XLA cannot merge two of them), and
+these name different memory, so that nothing is read twice from the L2.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+REPEATS = 7  # timings of a program; the median counts
+QUEUED = 4  # runs of a program that are queued at once, so that the device never waits for the host
+# Calls stand one after the other in a recorded command buffer, as the layers of a model do.
+_OPTIONS: dict[str, str | bool] = {"xla_gpu_command_buffer_scheduling_mode": "SERIALIZE"}
+_COPIED_BYTES = 4 * 2**30  # far beyond any cache, and long enough to hide the launch
+_GEMM_WIDTH = 8192
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Calls to be timed: `call(constants, carry, operands)` gives (carry, output).
+
+    `constants` are shared by all calls, `carry` is donated and goes from call to call, `operands`
+    has one entry a call, arrays (or trees of them) that differ between neighbours.
+    """
+
+    call: Callable[[Any, Any, Any], tuple[Any, Any]]
+    constants: Any
+    carry: Any
+    operands: Sequence[Any]
+
+
+def seconds_a_call(chain: Chain) -> float:
+    """Slope of the time over the number of chained calls: all of them, and a third of them."""
+    many, few = len(chain.operands), max(1, len(chain.operands) // 3)
+    assert many > few, "a slope needs two numbers of calls"
+    carry, slow = _seconds(chain, chain.carry, many)
+    _, fast = _seconds(chain, carry, few)
+    return (slow - fast) / (many - few)
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second that a copy from device to device reads and writes together."""
+    x = jax.random.bits(jax.random.key(0), (_COPIED_BYTES // 4,), jnp.uint32)
+    return 2 * x.nbytes / _median(jax.jit(jnp.copy), x)
+
+
+def gemm_rate() -> float:
+    """FLOP a second of a bf16 product of two square matrices of normal numbers."""
+    keys = jax.random.split(jax.random.key(1))
+    a, b = (jax.random.normal(k, (_GEMM_WIDTH, _GEMM_WIDTH), jnp.bfloat16) for k in keys)
+    return 2 * _GEMM_WIDTH**3 / _median(jax.jit(jnp.matmul), a, b)
+
+
+def _seconds(chain: Chain, carry: Any, calls: int) -> tuple[Any, float]:
+    """The carry afterwards, and the median time of a program of that many calls."""
+
+    def run(carry, constants, operands):
+        outputs = []
+        for operand in operands:
+            carry, output = chain.call(constants, carry, operand)
+            # The next call waits. XLA drops from a barrier what nothing uses: all outputs are kept.
+            carry, output = lax.optimization_barrier((carry, output))
+            outputs.append(output)
+        return carry, outputs
+
+    arguments = chain.constants, tuple(chain.operands[:calls])
+    program = jax.jit(run, donate_argnums=0, compiler_options=_OPTIONS)
+    carry, _ = jax.block_until_ready(program(carry, *arguments))
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        for _ in range(QUEUED):
+            carry, outputs = program(carry, *arguments)
+        jax.block_until_ready((carry, outputs))
+        times.append((time.perf_counter() - start) / QUEUED)
+    return carry, statistics.median(times)
+
+
+def _median(function: Callable, *arrays: jax.Array) -> float:
+    """Median time of a run of a program that takes far longer than its launch."""
+    jax.block_until_ready(function(*arrays))
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        outputs = [function(*arrays) for _ in range(QUEUED)]
+        jax.block_until_ready(outputs)
+        times.append((time.perf_counter() - start) / QUEUED)
+        del outputs
+    return statistics.median(times)
