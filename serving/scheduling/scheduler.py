@@ -9,6 +9,7 @@ the device keeps tokens, positions and block tables by slot and does what a plan
 from collections import deque
 from random import Random
 
+from configs.sampling import MAX_SEED
 from configs.serving import ServingConfig
 from serving.scheduling.admission import Admission
 from serving.scheduling.decode_rows import DraftWidths, decode_shape, plan_decodes, ready_rows
@@ -20,7 +21,6 @@ from serving.scheduling.rank import Load, Rank
 from serving.scheduling.request import Asked, FinishReason, Phase, Request
 from serving.scheduling.room import Room
 from serving.scheduling.rows import Row
-from serving.scheduling.sampling_params import MAX_SEED
 from serving.scheduling.shapes import Shapes
 from serving.scheduling.waiting import WaitingLine
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from serving.scheduling.sampling_params import MAX_SEED, SamplingParams, child_seed
+from configs.sampling import MAX_SEED
+from serving.scheduling.sampling_params import SamplingParams, child_seed
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from serving.scheduling.sampling_params import MAX_SEED, SamplingParams, child_s
         ({"logit_bias": {5: 101.0}}, "logit_bias of token 5 is 101.0"),
         ({"max_tokens": -1}, "max_tokens=-1 is not at least 1"),
         ({"max_tokens": 0}, "0 goes with prompt_logprobs only"),
-        ({"min_tokens": 17}, "min_tokens=17 is not in 0..max_tokens=16"),
+        ({"min_tokens": 17}, "min_tokens=17 is more than max_tokens=16"),
         ({"logprobs": -1}, "logprobs=-1 is negative"),
         ({"prompt_logprobs": -1}, "prompt_logprobs=-1 is negative"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens=0 is neither"),

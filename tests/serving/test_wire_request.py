@@ -102,7 +102,7 @@ def test_no_json_object_is_no_constraint():
         ({"repetition_penalty": -1}, "repetition_penalty=-1.0 is not above 0"),
         ({"presence_penalty": math.nan}, "presence_penalty=nan is not in [-2, 2]"),
         ({"max_tokens": 0}, "max_tokens=0 is not at least 1"),
-        ({"max_tokens": 2, "min_tokens": 3}, "min_tokens=3 is not in 0..max_tokens=2"),
+        ({"max_tokens": 2, "min_tokens": 3}, "min_tokens=3 is more than max_tokens=2"),
         ({"logprobs": -1}, "logprobs=-1 is negative"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens=0 is neither"),
         ({"logit_bias": {1: math.inf}}, "logit_bias of token 1 is inf"),
