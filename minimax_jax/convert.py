@@ -14,9 +14,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from configs.model import ModelConfig
 from minimax_jax import names
-from minimax_jax.checkpoint import abstract_model, known_entries, read_config, read_plan
+from minimax_jax.checkpoint import abstract_model, known_entries, read_plan
 from minimax_jax.checkpoint.files import read_json
-from minimax_jax.checkpoint.folder import config_json, copy_companions, cut_config, write_config
+from minimax_jax.checkpoint.folder import (
+    config_json,
+    copy_companions,
+    cut_config,
+    read_target_config,
+    write_config,
+)
 from minimax_jax.checkpoint.plan import LeafPlan
 from minimax_jax.checkpoint.read import host_weight
 from minimax_jax.checkpoint.write import (
@@ -90,7 +96,7 @@ def plan_conversion(
 ) -> Conversion:
     """Everything that `convert` will write, from the source's headers."""
     chosen = as_format(format)
-    config, root = read_config(source), read_json(source / "config.json")
+    config, root = read_target_config(source), read_json(source / "config.json")
     plan = read_plan(source, abstract_model(config, jnp.float32))
     renumbered = _renumbered(layers, config.num_layers)
     if layers is not None:

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from configs.model import ModelConfig
 from minimax_jax import names
-from minimax_jax.checkpoint import abstract_model, find_problems, read_config
+from minimax_jax.checkpoint import abstract_model, find_problems
 from minimax_jax.checkpoint.files import CheckpointFiles, open_files
-from minimax_jax.checkpoint.folder import DRAFTER
+from minimax_jax.checkpoint.folder import DRAFTER, read_config
 from minimax_jax.checkpoint.stored import SUFFIXES
 from minimax_jax.checkpoint.tensor_file import DTYPE_NAMES, DTYPES, SHOWN, Entry
 from minimax_jax.speculative.checkpoint import find_drafter_problems

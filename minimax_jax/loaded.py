@@ -1,5 +1,5 @@
-"""A model ready for use: weights, tokenizer, chat template and cache formats, from a bundled name,
-a folder or a hub name.
+"""A model ready for use: weights, tokenizer, chat template, cache formats, and a drafter if it is
+to speculate, from a bundled name, a folder or a hub name.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,22 +17,44 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from configs.model import ModelConfig
+from configs.parts import CacheFormat
+from configs.speculative import SpeculativeConfig
 from minimax_jax import checkpoint
 from minimax_jax.batch import pack
 from minimax_jax.cache import pool_layout
 from minimax_jax.chat import ChatTemplate, Tokenizer
+from minimax_jax.checkpoint.folder import DRAFTER, read_config, read_target_config
+from minimax_jax.drafter import Drafter
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
+from minimax_jax.speculative.calibration import Calibration, read_calibration
+from minimax_jax.speculative.checkpoint import load_drafter
 from minimax_jax.steps import bucket, score
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
 
 ASSETS = Path(__file__).parent / "assets"
-_COMPUTE = {"float32": "f32", "bfloat16": "bf16"}
+_COMPUTE: dict[str, CacheFormat] = {"float32": "f32", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """What a model speculates with: its drafter, how it is used, what its confidences are worth."""
+
+    drafter: Drafter
+    config: SpeculativeConfig
+    calibration: Calibration
+
+    @property
+    def num_drafts(self) -> int:
+        """How many drafts a step verifies at most."""
+        return self.config.verified(self.drafter.config.draft_block)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """What `load` returns. A folder without a tokenizer or template has None there."""
+    """What `load` returns. A folder without a tokenizer or template has None there, and a model
+    that was not loaded to speculate has no drafter.
+    """
 
     model: Model
     formats: CacheFormats
@@ -41,12 +63,19 @@ class LoadedModel:
     template: ChatTemplate | None = None
     mesh: Mesh | None = None
     adapter: Adapter = None
+    speculation: Speculation | None = None
     report: checkpoint.LoadReport | None = None
 
     @property
+    def drafter(self) -> Drafter | None:
+        """The drafter, if the model was loaded to speculate."""
+        return None if self.speculation is None else self.speculation.drafter
+
+    @property
     def config(self) -> ModelConfig:
-        """The model's shape."""
-        return self.model.config
+        """The model's shape, with that of the drafter if one is loaded."""
+        drafter = None if self.drafter is None else self.drafter.config
+        return replace(self.model.config, drafter=drafter)
 
     def on_mesh(self) -> AbstractContextManager[Any]:
         """The context that steps of this model run in."""
@@ -54,8 +83,8 @@ class LoadedModel:
 
     @property
     def layout(self) -> PoolLayout:
-        """The layout of a cache for this model; the drafter is not loaded, so it has no pages."""
-        return pool_layout(replace(self.config, drafter=None), self.formats)
+        """The layout of a cache for this model, with a draft part if a drafter is loaded."""
+        return pool_layout(self.config, self.formats)
 
 
 def load(
@@ -67,6 +96,7 @@ def load(
     revision: str | None = None,
     *,
     compute: str = "exact",
+    speculative: SpeculativeConfig | bool = False,
     progress: Callable[[str, int], None] | None = None,
 ) -> LoadedModel:
     """Loads a bundled model ("tiny"), a folder, or a hub name ("MiniMaxAI/MiniMax-M3.1-Flash",
@@ -75,34 +105,65 @@ def load(
     `dtype` is that of activations and plain weights: float32 on the CPU, bfloat16 elsewhere by
     default. `kv` and `index` ("f32", "bf16", "fp8", "nvfp4") are the cache formats; by default what
     the checkpoint's quantisation names, else the compute dtype. `compute` is "exact" or "e4m3"
-    (`CacheFormats`). Raises ValueError with one sentence, before anything is changed, for an
-    unknown name, an impossible option or a damaged checkpoint.
+    (`CacheFormats`). With `speculative` the drafter in the folder's `dspark/` is loaded too, whose
+    cache has the config's `kv_cache_dtype` (fp8); without, that folder may hold anything.
+
+    Raises ValueError with one sentence, before anything is changed, for an unknown name, an
+    impossible option or a damaged checkpoint.
     """
     default = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     dtype = jnp.dtype(default if dtype is None else dtype)
     if dtype.name not in _COMPUTE:
         raise ValueError(f"dtype {dtype.name} is not one of {', '.join(_COMPUTE)}")
-    folder = find(name_or_path, revision)
-    config = checkpoint.read_config(folder)
-    stored = config.quantization
+    folder, asked = find(name_or_path, revision), _asked(speculative)
+    config = read_target_config(folder) if asked is None else _drafted_config(folder, asked)
+    stored, computed = config.quantization, _COMPUTE[dtype.name]
     formats = CacheFormats(
-        kv=kv or stored.kv_cache or _COMPUTE[dtype.name],
-        index=index or stored.index_cache or _COMPUTE[dtype.name],
+        kv=kv or stored.kv_cache or computed,
+        index=index or stored.index_cache or computed,
+        draft=computed if asked is None else asked.cache_format(computed),
         compute=compute,
     )
     pool_layout(config, formats)  # refuses an impossible pair before any weight is read
     has_tokenizer = (folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.load(folder) if has_tokenizer else None
+    template = ChatTemplate.load(folder) if ChatTemplate.is_in(folder) else None
+    speculation = None if asked is None else _speculation(folder, config, asked, dtype, mesh)
     model, report = checkpoint.load_model(folder, dtype=dtype, mesh=mesh, progress=progress)
     return LoadedModel(
         model=model,
         formats=formats,
         folder=folder,
         tokenizer=tokenizer,
-        template=ChatTemplate.load(folder) if ChatTemplate.is_in(folder) else None,
+        template=template,
         mesh=mesh,
+        speculation=speculation,
         report=report,
     )
+
+
+def _asked(speculative: SpeculativeConfig | bool) -> SpeculativeConfig | None:
+    if isinstance(speculative, SpeculativeConfig):
+        return speculative
+    return SpeculativeConfig() if speculative else None
+
+
+def _drafted_config(folder: Path, asked: SpeculativeConfig) -> ModelConfig:
+    """The config of a model that has a drafter which can do what is asked."""
+    config = read_config(folder)
+    if config.drafter is None:
+        raise ValueError(f"{folder} has no {DRAFTER}/config.json: there is no drafter to speculate")
+    asked.verified(config.drafter.draft_block)
+    return config
+
+
+def _speculation(
+    folder: Path, config: ModelConfig, asked: SpeculativeConfig, dtype: DTypeLike, mesh: Mesh | None
+) -> Speculation:
+    assert config.drafter is not None
+    drafter, _ = load_drafter(folder, config, dtype=dtype, mesh=mesh)
+    calibration = read_calibration(folder / DRAFTER, config.drafter.draft_block)
+    return Speculation(drafter=drafter, config=asked, calibration=calibration)
 
 
 def find(

@@ -15,7 +15,7 @@ from minimax_jax.capacity import REFERENCE_WEIGHTS, Question, as_the_reference, 
 from minimax_jax.capacity.gpus import GB, GPUS, gpu_memory
 from minimax_jax.capacity.plot import plot_capacity
 from minimax_jax.capacity.report import Reference, capacity_json, print_capacity
-from minimax_jax.checkpoint import read_config
+from minimax_jax.checkpoint.folder import read_config
 from minimax_jax.loaded import find
 from minimax_jax.quantize import FORMATS
 from pallas_kernels.layouts.pool import CacheFormats

@@ -18,7 +18,12 @@ from jax.typing import DTypeLike
 from configs.model import ModelConfig
 from minimax_jax import names
 from minimax_jax.checkpoint.files import CheckpointFiles, open_files, read_json
-from minimax_jax.checkpoint.folder import config_json, copy_companions, write_config
+from minimax_jax.checkpoint.folder import (
+    config_json,
+    copy_companions,
+    read_target_config,
+    write_config,
+)
 from minimax_jax.checkpoint.plan import Plan, make_plan
 from minimax_jax.checkpoint.read import GateUp, Loader, parts
 from minimax_jax.checkpoint.tensor_file import CheckpointError, Entry
@@ -64,19 +69,6 @@ class LoadReport:
         )
 
 
-def read_config(folder: Path | str) -> ModelConfig:
-    """The model's shape, from `config.json` (and `dspark/config.json` if there is one).
-
-    Raises CheckpointError, a ValueError, for a file that is missing or is not JSON, and ValueError
-    with one sentence for a value that cannot be.
-    """
-    folder = Path(folder)
-    drafter = folder / "dspark" / "config.json"
-    return ModelConfig.from_hf(
-        read_json(folder / "config.json"), read_json(drafter) if drafter.is_file() else None
-    )
-
-
 def load_model(
     folder: Path | str,
     *,
@@ -87,7 +79,7 @@ def load_model(
     gate_up: GateUp = "contiguous",
 ) -> tuple[Model, LoadReport]:
     """A model with the weights of a folder: BF16, MXFP8, M3.1-Flash, ModelOpt NVFP4, or what
-    transformers saved.
+    transformers saved. A drafter's folder in it is not looked at.
 
     Quantised tensors stay quantised; plain ones become `dtype`, the router float32. On a mesh each
     device gets its shard of every leaf by `rules` and nothing else. `progress` is called with each
@@ -99,7 +91,7 @@ def load_model(
     of our page pool: where they are stored they have to be 1.0, which one warning tells.
     """
     folder = Path(folder)
-    model = abstract_model(read_config(folder), dtype)
+    model = abstract_model(read_target_config(folder), dtype)
     loader = Loader(mesh=mesh, rules=rules, gate_up=gate_up)
     plan = read_plan(folder, model)
     check_shardings(folder, plan, parameters_of(model), loader)

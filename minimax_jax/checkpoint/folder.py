@@ -13,6 +13,7 @@ from typing import Any
 from configs.model import ModelConfig
 from configs.parts import QuantizationConfig, WeightFormat
 from minimax_jax import names
+from minimax_jax.checkpoint.files import read_json
 from minimax_jax.checkpoint.write import Kind
 from minimax_jax.quantize import is_expert, is_projection
 
@@ -37,6 +38,22 @@ _IGNORED += ["multi_modal_projector", "patch_merge_mlp"]
 _LAYER_LISTS = ("sparse_attention_freq", "sparse_disable_index_value", "moe_layer_freq")
 _LAYER_LISTS += ("layer_types", "mlp_layer_types")  # what transformers makes of them
 _WEIGHT_FORMAT: dict[str, WeightFormat] = {"plain": "bf16", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+
+
+def read_config(folder: Path | str) -> ModelConfig:
+    """The model's shape, from `config.json` (and `dspark/config.json` if there is one).
+
+    Raises CheckpointError, a ValueError, for a file that is missing or is not JSON, and ValueError
+    with one sentence for a value that cannot be, in a drafter of another kind for instance.
+    """
+    path = Path(folder) / DRAFTER / "config.json"
+    drafter = read_json(path) if path.is_file() else None
+    return ModelConfig.from_hf(read_json(Path(folder) / "config.json"), drafter)
+
+
+def read_target_config(folder: Path | str) -> ModelConfig:
+    """`read_config` of the target alone, whatever drafter may be beside it."""
+    return ModelConfig.from_hf(read_json(Path(folder) / "config.json"))
 
 
 def config_json(

@@ -49,8 +49,8 @@ def load_drafter(
     rules: Rules = SERVE,
     progress: Progress | None = None,
 ) -> tuple[Drafter, LoadReport]:
-    """The drafter in `dspark/` of a target's folder, whose config (`checkpoint.read_config`) is
-    `config`.
+    """The drafter in `dspark/` of a target's folder, whose config, as `checkpoint.folder` reads it,
+    is `config`.
 
     Quantised tensors stay quantised; plain ones become `dtype`. On a mesh each device gets its
     shard by `rules`. Raises ValueError when the config has no drafter, CheckpointError with

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from configs.presets import tiny_random
 from minimax_jax import convert as module
-from minimax_jax.checkpoint import load_model, parameters_of, read_config, save_model
+from minimax_jax.checkpoint import load_model, parameters_of, save_model
+from minimax_jax.checkpoint.folder import read_config
 from minimax_jax.convert import convert, plan_conversion
 from minimax_jax.quantize import FORMATS
 from tests.checkpoint import files

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minimax_jax.checkpoint import load_model, parameters_of, read_config
+from minimax_jax.checkpoint import load_model, parameters_of
+from minimax_jax.checkpoint.folder import read_config
 from minimax_jax.quantize import form_of
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
 from tests.checkpoint import files

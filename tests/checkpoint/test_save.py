@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from configs.presets import tiny, tiny_random
-from minimax_jax.checkpoint import load_model, parameters_of, read_config, save_model
+from minimax_jax.checkpoint import load_model, parameters_of, save_model
+from minimax_jax.checkpoint.folder import read_config
 from minimax_jax.quantize import FORMATS, quantize_model
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
 from tests.checkpoint import files

@@ -9,7 +9,8 @@ import pytest
 from configs.parallel import ParallelConfig
 from configs.presets import m3_1_flash
 from minimax_jax import names
-from minimax_jax.checkpoint import parameters_of, read_config
+from minimax_jax.checkpoint import parameters_of
+from minimax_jax.checkpoint.folder import read_config
 from minimax_jax.checkpoint.tensor_file import DTYPES, CheckpointError
 from minimax_jax.checkpoint.write import Kind, specs
 from minimax_jax.inspect import inspect_checkpoint

@@ -6,7 +6,8 @@ import pytest
 
 from minimax_jax.batch import pack
 from minimax_jax.cache import pool_layout
-from minimax_jax.checkpoint import load_model, read_config, save_model
+from minimax_jax.checkpoint import load_model, save_model
+from minimax_jax.checkpoint.folder import read_config
 from minimax_jax.convert import convert
 from pallas_kernels.layouts.pool import CacheFormats
 from tests.checkpoint import files
