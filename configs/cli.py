@@ -10,16 +10,17 @@ import argparse
 import dataclasses
 import tomllib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Config = TypeVar("Config")
 
 
-def described(value: Any, text: str) -> Any:
-    """A field with its default and the help of its flag."""
-    return dataclasses.field(default=value, metadata={"help": f"{text} (default {value})"})
+def described(value: Any, text: str, *aliases: str) -> Any:
+    """A field with its default, the help of its flag and the flag's other names."""
+    metadata = {"help": f"{text} (default {value})", "aliases": aliases}
+    return dataclasses.field(default=value, metadata=metadata)
 
 
 def make_parser(config_type: type, prog: str, description: str) -> argparse.ArgumentParser:
@@ -29,12 +30,23 @@ def make_parser(config_type: type, prog: str, description: str) -> argparse.Argu
     return parser
 
 
-def add_flags(parser: argparse.ArgumentParser, config_type: type) -> None:
-    """Adds a flag for each field, with the field's `metadata["help"]` as its help."""
+def add_flags(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    config_type: type,
+    *,
+    without: Collection[str] = (),
+) -> None:
+    """Adds a flag for each field but those named, with the field's `metadata` ("help", "aliases")
+    as its help and its other names.
+    """
     hints = get_type_hints(config_type)
     for field in dataclasses.fields(config_type):
+        if field.name in without:
+            continue
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
+            *field.metadata.get("aliases", ()),
+            dest=field.name,
             action=argparse.BooleanOptionalAction if hints[field.name] is bool else "store",
             required=_is_required(field),
             default=argparse.SUPPRESS,

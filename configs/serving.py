@@ -1,42 +1,45 @@
 """What a server may hold at once and how it shares it out, under the names of vLLM's flags.
 
-Sizes are per data rank. The number of blocks is not here: the engine measures what fits.
+Sizes are per data rank. By default the engine measures how many blocks fit.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from configs.cli import described
 from configs.parts import check, check_positive
-
-
-def _default(value: Any, text: str) -> Any:
-    """A field with its default and the help of its flag."""
-    return field(default=value, metadata={"help": f"{text} (default {value})"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingConfig:
-    """Limits and policies of the host side of the engine."""
+    """Limits and policies of an engine. An engine has one of these, and any number of listeners,
+    each with a `ServerConfig`; offline use has no listener at all, which is why they are two.
+    """
 
-    max_model_len: int = _default(262_144, "tokens of a sequence, prompt and output together")
-    max_num_seqs: int = _default(256, "running sequences a data rank")
-    max_num_batched_tokens: int = _default(8192, "tokens of a step a data rank")
-    block_size: int = _default(128, "tokens of a block; the checkpoint's sparse block size")
-    enable_prefix_caching: bool = _default(True, "lets requests share the blocks of equal prefixes")
-    scheduling_policy: Literal["fcfs", "priority"] = _default("fcfs", "who goes first")
-    async_scheduling: bool = _default(True, "plans a step while the one before it runs")
-    num_scheduler_steps: int = _default(8, "device steps of a dispatch when nothing waits")
-    num_speculative_tokens: int = _default(0, "drafts that a step verifies at most")
-    watermark: float = _default(0.01, "share of the blocks that an admission leaves free")
-    max_waiting_requests: int = _default(4096, "requests that may wait; more are turned away")
-    max_logprobs: int = _default(20, "likeliest tokens that a request may ask for")
-    enable_kv_cache_events: bool = _default(False, "records which blocks are stored and removed")
+    max_model_len: int = described(262_144, "tokens of a sequence, prompt and output together")
+    max_num_seqs: int = described(256, "running sequences a data rank")
+    max_num_batched_tokens: int = described(8192, "tokens of a step a data rank")
+    block_size: int = described(128, "tokens of a block; the checkpoint's sparse block size")
+    gpu_memory_utilization: float = described(0.92, "share of a device's memory that may be used")
+    num_gpu_blocks_override: int | None = described(None, "blocks of the cache, not what fits")
+    enable_prefix_caching: bool = described(True, "shares the blocks of equal prefixes")
+    scheduling_policy: Literal["fcfs", "priority"] = described("fcfs", "who goes first")
+    async_scheduling: bool = described(True, "plans a step while the one before it runs")
+    num_scheduler_steps: int = described(8, "device steps of a dispatch when nothing waits")
+    num_speculative_tokens: int = described(0, "drafts that a step verifies at most")
+    watermark: float = described(0.01, "share of the blocks that an admission leaves free")
+    max_waiting_requests: int = described(4096, "requests that may wait; more are turned away")
+    max_logprobs: int = described(20, "likeliest tokens that a request may ask for")
+    enable_kv_cache_events: bool = described(False, "records which blocks are stored and removed")
 
     def __post_init__(self) -> None:
         check_positive(self, "max_model_len", "max_num_seqs", "max_num_batched_tokens")
         check_positive(self, "block_size", "num_scheduler_steps", "max_waiting_requests")
         for name in ("num_speculative_tokens", "max_logprobs"):
             check(getattr(self, name) >= 0, f"{name}={getattr(self, name)} is negative")
+        share, blocks = self.gpu_memory_utilization, self.num_gpu_blocks_override
+        check(0 < share <= 1, f"gpu_memory_utilization={share} is not in (0, 1]")
+        check(blocks is None or blocks > 0, f"num_gpu_blocks_override={blocks} is not at least 1")
         check(0 <= self.watermark < 1, f"watermark={self.watermark} is not in [0, 1)")
         needed = self.max_num_seqs * (1 + self.num_speculative_tokens)
         check(
