@@ -34,13 +34,15 @@ THIRD_PARTY = {
     "sharding": ARRAYS,
     "minimax_jax": ARRAYS | FILES_AND_TEXT | {"flax", "matplotlib"},
     "serving": ARRAYS | FILES_AND_TEXT | GRPC | {"flax", "llguidance"},
-    "rl": ARRAYS | FILES_AND_TEXT | {"flax", "optax", "orbax", "matplotlib"},
+    "rl": ARRAYS
+    | FILES_AND_TEXT
+    | {"flax", "optax", "orbax", "matplotlib", "pebble", "math_verify", "pyarrow"},
 }
 # The host decides without jax: these import the standard library, configs and one another.
 HOST_ONLY = "serving/scheduling/"
 # jax_triton cannot be imported without a GPU build of JAX, hence where it is used; matplotlib takes
-# 0.4 s of every command's start, which one flag of one command needs.
-LATE_IMPORTS = {"jax_triton", "matplotlib"}
+# 0.4 s of every command's start, which one flag of one command needs; the others are in an extra.
+LATE_IMPORTS = {"jax_triton", "matplotlib", "math_verify", "pyarrow"}
 
 MAX_FILE_LINES = {"pallas_kernels": 400, "tests": 400}  # all others:
 MAX_FILE_LINES_ELSEWHERE = 260
