@@ -54,6 +54,14 @@ class Word:
         """Whether this, as a signed integer, is less than `bound`: an i1."""
         return arith.cmpi(arith.CmpIPredicate.slt, self.value, word(bound).value)
 
+    def above(self, bound: "Word | int") -> Any:
+        """Whether this, as an unsigned integer, is greater than `bound`: an i1."""
+        return arith.cmpi(arith.CmpIPredicate.ugt, self.value, word(bound).value)
+
+    def equals(self, other: "Word | int") -> Any:
+        """Whether all bits agree: an i1."""
+        return arith.cmpi(arith.CmpIPredicate.eq, self.value, word(other).value)
+
 
 @dataclass(frozen=True)
 class Real:
@@ -113,6 +121,11 @@ def warp() -> Word:
 def address(ref: Any, offset: Word | int = 0) -> Any:
     """A pointer `offset` bytes into a reference, in its own address space."""
     return _advance(utils.memref_ptr(ref), offset)
+
+
+def address_after(pointer: Any, offset: Word | int) -> Any:
+    """A pointer `offset` bytes further."""
+    return _advance(pointer, offset)
 
 
 def load_words(pointer: Any, offset: Word | int, count: int) -> list[Word]:
@@ -269,6 +282,11 @@ def either(a: Any, b: Any) -> Any:
 def shuffle_xor(x: Real, distance: int) -> Real:
     """The value of the lane whose number differs by these bits."""
     return Real(utils.shfl_bfly(x.value, distance))
+
+
+def negate(a: Any) -> Any:
+    """The opposite of a condition (i1)."""
+    return arith.xori(a, arith.constant(ir.IntegerType.get_signless(1), 1))
 
 
 def any_lane(conditions: Sequence[Any]) -> Any:
