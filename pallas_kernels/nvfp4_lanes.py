@@ -32,7 +32,12 @@ def code_pairs(codes: Word) -> list[Word]:
     return [(even << 8) & mask, (odd << 8) & mask, even & mask, odd & mask]
 
 
+def scale_pair(scales: Word) -> Word:
+    """Two E4M3 bytes (the low half) -> half2 of them, times 2^7; NaN stays NaN."""
+    return multiply_half2(half2_of_e4m3(scales), word(_TIMES_128))
+
+
 def scale_pairs(scales: Word) -> list[Word]:
     """Two E4M3 bytes (the low half) -> half2 of each one twice, times 2^7; NaN stays NaN."""
-    both = multiply_half2(half2_of_e4m3(scales), word(_TIMES_128))
+    both = scale_pair(scales)
     return [permute_bytes(both, both, selector) for selector in (0x1010, 0x3232)]
