@@ -103,6 +103,11 @@ def scalar(array: Any) -> Word:
     return Word(array.registers.flat[0])
 
 
+def splat(x: Word) -> Any:
+    """A register that all lanes agree on, as the int32 scalar `Layout.WG_SPLAT(())`."""
+    return fa.FragmentedArray.splat(x.value, (), is_signed=True)
+
+
 def thread() -> Word:
     """0..127 inside the warpgroup."""
     return Word(utils.thread_idx()) & 127
@@ -298,6 +303,15 @@ def any_lane(conditions: Sequence[Any]) -> Any:
     )
     found = _asm(_i32(), [arith.extui(_i32(), condition)], text, "=r,r")
     return arith.cmpi(arith.CmpIPredicate.ne, found, word(0).value)
+
+
+def first_lane(condition: Any) -> Word:
+    """The lowest lane of the warp in which a condition (i1) holds; 32 where none does."""
+    text = (
+        "{ .reg .pred mine; .reg .b32 set; setp.ne.b32 mine, $1, 0; "
+        "vote.sync.ballot.b32 set, mine, 0xffffffff; brev.b32 set, set; clz.b32 $0, set; }"
+    )
+    return Word(_asm(_i32(), [arith.extui(_i32(), condition)], text, "=r,r"))
 
 
 def branch(condition: Any, changed: Callable[[], list[Real]], same: list[Real]) -> list[Real]:
