@@ -1,0 +1,76 @@
+"""The server's Prometheus page, read before and after a run and now and then meanwhile."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+PERIOD_S = 1.0
+PREFIX = "vllm:"
+COUNTERS = ("num_preemptions", "spec_decode_num_drafts")
+GAUGES = ("kv_cache_usage_perc",)
+_TIMEOUT_S = 5.0
+
+
+@dataclass(kw_only=True)
+class MetricsPage:
+    """`seen` are the counters' growth and the gauges' peaks, by their names without `vllm:`, over
+    all engines; `trouble` says why there are none.
+    """
+
+    url: str
+    trouble: str = ""
+    seen: dict[str, float] = field(default_factory=dict)
+    _first: dict[str, float] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Reads it at the start, now and then, and at the end."""
+        async with httpx2.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as http:
+            self._first = await self._read(http)
+            polling = asyncio.create_task(self._poll(http))
+            try:
+                yield
+            finally:
+                polling.cancel()
+                await asyncio.gather(polling, return_exceptions=True)
+                self._update(await self._read(http))
+
+    async def _poll(self, http: httpx2.AsyncClient) -> None:
+        while not self.trouble:
+            await asyncio.sleep(PERIOD_S)
+            self._update(await self._read(http))
+
+    def _update(self, now: dict[str, float]) -> None:
+        for name, value in now.items():
+            if name in GAUGES:
+                self.seen[name] = max(value, self.seen.get(name, 0.0))
+            else:
+                self.seen[name] = value - self._first.get(name, 0.0)
+
+    async def _read(self, http: httpx2.AsyncClient) -> dict[str, float]:
+        if self.trouble:
+            return {}
+        try:
+            response = await http.get(self.url)
+            response.raise_for_status()
+            return read_page(response.text)
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+            self.trouble = f"{self.url}: {error or type(error).__name__}"
+            return {}
+
+
+def read_page(text: str) -> dict[str, float]:
+    """The counters, summed over their labels, and the gauges, of which the largest counts."""
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name.removeprefix(PREFIX).removesuffix("_total")
+            if name in COUNTERS:
+                values[name] = values.get(name, 0.0) + sample.value
+            elif name in GAUGES:
+                values[name] = max(values.get(name, 0.0), sample.value)
+    return values
