@@ -2,7 +2,7 @@
 addresses, half2 arithmetic, tensor-core products of one warp.
 
 Array code cannot say which bytes a lane owns; these few operations can. They are used in bodies
-given to `plgpu.inline_mgpu` under `LoweringSemantics.Lane`, where every call emits instructions of
+given to `code` under `LoweringSemantics.Lane`, where every call emits instructions of
 the running lane.
 """
 
@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, llvm, nvvm, scf, vector
 from jax.experimental.mosaic.gpu import fragmented_array as fa
 from jax.experimental.mosaic.gpu import utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, nvvm, scf, vector
 
+REF = plgpu.RefType()  # arguments of `code`: a reference without transforms,
+SCALAR = plgpu.Layout.WG_SPLAT(())  # and an int32 scalar
 _SIGN = 1 << 31
 
 
@@ -88,6 +91,14 @@ class Real:
     def differs(self, other: "Real") -> Any:
         """Whether this is not `other`, or NaN: an i1."""
         return arith.cmpf(arith.CmpFPredicate.UNE, self.value, other.value)
+
+
+def code(*arguments: Any, returns: Any = None) -> Callable[[Callable], Callable[..., Any]]:
+    """Makes a function of (context, *arguments) part of a kernel: what it calls here is emitted.
+
+    `arguments` are `REF`, `SCALAR` or layouts of arrays, `returns` shapes with layouts.
+    """
+    return plgpu.inline_mgpu(arg_types=arguments, return_type=returns)
 
 
 def word(x: "Word | int") -> Word:
@@ -319,6 +330,7 @@ def branch(condition: Any, changed: Callable[[], list[Real]], same: list[Real]) 
     one = scf.IfOp(condition, [x.value.type for x in same], has_else=True)
     with ir.InsertionPoint(one.then_block):
         scf.yield_([x.value for x in changed()])
+    assert one.else_block is not None
     with ir.InsertionPoint(one.else_block):
         scf.yield_([x.value for x in same])
     return [Real(x) for x in one.results]
@@ -340,8 +352,8 @@ def repeat(
     carry: Sequence[Word] = (),
 ) -> list[Word]:
     """A loop: `body(i, *carry)` gives the next carry; each lane may have its own bounds."""
-    bounds = [word(x).value for x in (start, stop, step)]
-    loop = scf.ForOp(*bounds, [one.value for one in carry])
+    first, last, by = (word(x).value for x in (start, stop, step))
+    loop = scf.ForOp(first, last, by, [one.value for one in carry])
     with ir.InsertionPoint(loop.body):
         after = body(Word(loop.induction_variable), *map(Word, loop.inner_iter_args))
         scf.yield_([one.value for one in after])
