@@ -31,6 +31,7 @@ from serving.bench.reports import run_once, run_sweep
 from serving.bench.run import Setting, make_client, when_ready
 from serving.bench.workload import Texts
 
+PROG = "minimax-serve bench"
 PARTS = {
     "target": Target,
     "traffic": Traffic,
@@ -42,35 +43,17 @@ PARTS = {
 Result = dict[str, Any]
 
 
-def add_bench(subparsers: Any) -> None:
-    """Adds the command `bench` to a command's subparsers; its `run` takes the parsed flags."""
-    add_bench_flags(
-        subparsers.add_parser("bench", help="measures a running server", allow_abbrev=False)
-    )
-
-
-def add_bench_flags(parser: argparse.ArgumentParser) -> None:
-    """Gives a parser the flags, in a group a part."""
-    parser.set_defaults(run=bench_command)
-    for name, part in PARTS.items():
-        add_flags(parser.add_argument_group(name), part)  # pyright: ignore[reportArgumentType]
-    help_goodput = "objectives in ms, of ttft, tpot and e2el, such as ttft:500 tpot:50"
-    parser.add_argument("--goodput", nargs="+", default=[], help=help_goodput)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command on its own. Bad flags end it with a sentence and code 2."""
-    parser = argparse.ArgumentParser(
-        prog="minimax-serve bench", description="Measures a running server.", allow_abbrev=False
-    )
-    add_bench_flags(parser)
-    parsed = parser.parse_args(arguments)
+    """The command, which ends the process: with code 2 and a sentence for bad flags, and with 1
+    when a run completed no request.
+    """
     try:
-        code = parsed.run(parsed)
+        bench = read_flags(_parser().parse_args(arguments))
+        all_results = asyncio.run(_bench(bench, Console()))
     except ValueError as error:
-        print(f"minimax-serve bench: {error}", file=sys.stderr)
-        code = 2
-    sys.exit(code)
+        print(f"{PROG}: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0 if all(result["completed"] for result in all_results) else 1)
 
 
 def read_flags(parsed: argparse.Namespace) -> Bench:
@@ -83,10 +66,15 @@ def read_flags(parsed: argparse.Namespace) -> Bench:
     return Bench(objectives=Objectives.parse(parsed.goodput), **parts)
 
 
-def bench_command(parsed: argparse.Namespace) -> int:
-    """Does it; 0, or 1 when a run completed no request. Raises ValueError with a sentence."""
-    all_results = asyncio.run(_bench(read_flags(parsed), Console()))
-    return 0 if all(result["completed"] for result in all_results) else 1
+def _parser() -> argparse.ArgumentParser:
+    """The flags, in a group a part."""
+    description = "Measures a running server."
+    parser = argparse.ArgumentParser(prog=PROG, description=description, allow_abbrev=False)
+    for name, part in PARTS.items():
+        add_flags(parser.add_argument_group(name), part)  # pyright: ignore[reportArgumentType]
+    help_goodput = "objectives in ms, of ttft, tpot and e2el, such as ttft:500 tpot:50"
+    parser.add_argument("--goodput", nargs="+", default=[], help=help_goodput)
+    return parser
 
 
 async def _bench(bench: Bench, console: Console) -> list[Result]:
