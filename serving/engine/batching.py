@@ -30,6 +30,7 @@ from serving.engine_api import (
     Profile,
     RankLoad,
 )
+from serving.grammar.grammars import GrammarLimits
 from serving.kv_feed import KvFeed
 from serving.scheduling.cost_table import StepCosts
 from serving.scheduling.intake import checked
@@ -56,9 +57,11 @@ class BatchingEngine:
         tokenizer: Tokenizer | None = None,
         adapters: Sequence[str] = (),
         costs: StepCosts | None = None,
+        grammar_limits: GrammarLimits | None = None,
         seed: int = 0,
     ):
-        self._info, self._config, self._adapters = info, config, set(adapters)
+        self._info, self._config, self._device = info, config, device
+        self._adapters = set(adapters)
         widths = DraftWidths(config.num_speculative_tokens, costs)
         scheduler = Scheduler(
             config,
@@ -72,7 +75,9 @@ class BatchingEngine:
         self._listeners: list[Listener] = []
         self._state = EngineState()
         self._steps = StepLoop(scheduler, device, self._ledger, self._handover, widths, self._tell)
-        self._requests = Requests(self._steps, self._handover, _readers(info, tokenizer))
+        self._requests = Requests(
+            self._steps, self._handover, _readers(info, tokenizer, grammar_limits)
+        )
         self._thread = EngineThread(self._steps, self._handover, self._is_over)
 
     # ---- what it is
@@ -115,6 +120,7 @@ class BatchingEngine:
         self._thread.check()
         self._handover.bind()
         asked = checked(asked, self._config, self._steps.scheduler.ranks)
+        self._device.check(asked.sampling)
         if asked.adapter is not None and asked.adapter not in self._adapters:
             names = ", ".join(sorted(self._adapters)) or "none"
             raise ValueError(f"there is no adapter {asked.adapter!r}; those there are: {names}")
@@ -202,9 +208,11 @@ class BatchingEngine:
         self._requests.refuse_all(error)
 
 
-def _readers(info: EngineInfo, tokenizer: Tokenizer | None) -> Readers:
+def _readers(
+    info: EngineInfo, tokenizer: Tokenizer | None, limits: GrammarLimits | None
+) -> Readers:
     if tokenizer is None:
         return Readers()
     waits = info.grammar_waits_for_thought
-    grammars = GrammarDesk(tokenizer, info.vocab_size, waits_for_thought=waits)
+    grammars = GrammarDesk(tokenizer, info.vocab_size, waits_for_thought=waits, limits=limits)
     return Readers(tokenizer=tokenizer, grammars=grammars)

@@ -138,5 +138,5 @@ class GrammarRow:
         return self._workers.begin([(self._matcher, drafts)])
 
     def _can_stop(self, length: int) -> bool:
-        """Whether a stop token that follows so many tokens would end the sequence."""
-        return bool(self._request.eos_or_stop_ids) and length + 1 >= self._request.least_length
+        """Whether the token after so many may be one that ends the sequence."""
+        return bool(self._request.eos_or_stop_ids) and length >= self._request.least_length

@@ -1,4 +1,6 @@
-"""A profile of some device steps, which begins and ends by itself as steps are dispatched."""
+"""A profile of some device steps, which begins and ends by itself as steps are run."""
+
+from dataclasses import replace
 
 from serving.device_api import Device
 from serving.engine_api import EngineBusyError, Profile
@@ -10,44 +12,40 @@ class Profiling:
     def __init__(self, device: Device):
         self._device = device
         self._profile: Profile | None = None
-        self._steps = 0  # dispatched since it was asked for
+        self._first: int | None = None  # the step with which it begins, once one was dispatched
         self._is_on = False
 
     def start(self, profile: Profile) -> None:
         """Asks for a profile. EngineBusyError while another one is not over."""
         if self._profile is not None:
             raise EngineBusyError(f"a profile runs already, into {self._profile.folder}")
-        self._profile, self._steps = profile, 0
-        self._begin_if_due()
+        self._profile, self._first = profile, None
 
     def stop(self) -> str:
         """Ends the profile; its folder. EngineBusyError where none runs."""
         profile = self._profile
         if profile is None:
             raise EngineBusyError("no profile runs")
-        self._end()
-        return profile.folder
-
-    def dispatched(self) -> None:
-        """Counts a step."""
-        profile = self._profile
-        if profile is None:
-            return
-        self._steps += 1
-        if profile.num_steps is not None:
-            last = profile.start_step + profile.num_steps
-            if self._steps >= last:
-                self._end()
-                return
-        self._begin_if_due()
-
-    def _begin_if_due(self) -> None:
-        profile = self._profile
-        if profile is not None and not self._is_on and self._steps >= profile.start_step:
-            self._device.start_profile(profile)
-            self._is_on = True
-
-    def _end(self) -> None:
         is_on, self._profile, self._is_on = self._is_on, None, False
         if is_on:
             self._device.stop_profile()
+        return profile.folder
+
+    def dispatches(self, step: int) -> None:
+        """Begins with this step, if it is the first one wanted."""
+        profile = self._profile
+        if profile is None:
+            return
+        if self._first is None:
+            self._first = step + profile.start_step
+        if step == self._first:
+            self._device.start_profile(replace(profile, start_step=0, num_steps=None))
+            self._is_on = True
+
+    def landed(self, step: int) -> None:
+        """Ends after this step, if it is the last one wanted."""
+        profile = self._profile
+        if profile is None or profile.num_steps is None or self._first is None:
+            return
+        if step >= self._first + profile.num_steps - 1:
+            self.stop()

@@ -108,14 +108,15 @@ class StepLoop:
             return False
         self._widths.step = plan.step_id + 1
         self.ledger.admitted(plan)
+        self.profiling.dispatches(plan.step_id)
         self._flying.append((plan, self._device.dispatch(plan, self._masks(plan))))
-        self.profiling.dispatched()
         return True
 
     def _land(self) -> None:
         """Waits for the oldest step, and takes what it gave."""
         plan, running = self._flying.popleft()
         result = running.result()
+        self.profiling.landed(plan.step_id)
         self.ledger.score_prompts(plan, result)
         progress = self.scheduler.commit(result)
         now = time.monotonic()

@@ -4,12 +4,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs.serving import ServingConfig
 from serving.engine import BatchingEngine
 from serving.engine_api import EngineInfo, Logprobs, Output
+from serving.grammar.grammars import GrammarLimits
 from serving.scheduling.request import Asked, Request
 from serving.scheduling.sampling_params import SamplingParams, StructuredOutput
 from tests.serving.fake_device import cold_run
@@ -120,6 +121,8 @@ async def running(
     good_drafts: int = 2,
     core: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
+    waits: bool = True,
+    limits: GrammarLimits | None = None,
     **config,
 ) -> AsyncIterator[Running]:
     defaults = {
@@ -130,8 +133,9 @@ async def running(
         "num_scheduler_steps": 1,
     }
     device = EngineDevice(num_blocks, step_s=step_s, good_drafts=good_drafts)
-    options = {"tokenizer": tokenizer()} | (engine or {})
-    made = BatchingEngine(INFO, ServingConfig(**(defaults | config)), device, **options)
+    info = replace(INFO, grammar_waits_for_thought=waits)
+    options = {"tokenizer": tokenizer(), "grammar_limits": limits} | (engine or {})
+    made = BatchingEngine(info, ServingConfig(**(defaults | config)), device, **options)
     device.attach(made._steps.scheduler, **(core or {}))
     try:
         yield Running(engine=made, device=device)
@@ -163,8 +167,9 @@ def ids(text: str) -> Sequence[int]:
     return tokenizer().encode(text)
 
 
-def alone(prompt, *, index: int = 0, **options) -> list[int]:
+def alone(prompt, *, index: int = 0, weights: int = 0, **options) -> list[int]:
     """The output tokens of a request that is alone in the world."""
     one = asked("alone", prompt, **options)
     seed = one.sampling.seed or 0
-    return cold_run(Request(one, index, seed=seed, arrival=0, max_model_len=INFO.max_model_len))
+    request = Request(one, index, seed=seed, arrival=0, max_model_len=INFO.max_model_len)
+    return cold_run(request, weights)

@@ -13,6 +13,7 @@ import numpy as np
 from serving.device_api import Mask, Slot
 from serving.engine_api import Profile
 from serving.scheduling.plan import RankPlan, RankResult, RowLogprobs, StepPlan, StepResult
+from serving.scheduling.sampling_params import SamplingParams
 from serving.scheduling.scheduler import Scheduler
 from tests.serving.fake_device import FakeDevice, key_after, next_token
 
@@ -39,7 +40,7 @@ class EngineDevice:
         self.broken: set[str] = set()
         self.plans: list[StepPlan] = []
         self.masks: list[dict[Slot, Mask]] = []
-        self.profiles: list[str] = []
+        self.profiled_at: list[tuple[int, str]] = []  # after so many dispatches
         self.updates: list[object] = []
         self.gate = threading.Event()  # steps wait while it is not set
         self.gate.set()
@@ -62,16 +63,20 @@ class EngineDevice:
         self._core.broken, self._core.step_masks = self.broken, masks
         return self._core.run(plan)
 
+    def check(self, sampling: SamplingParams) -> None:
+        if len(sampling.logit_bias) > 3:
+            raise ValueError("logit_bias has more than 3 entries")
+
     def update(self, *, params=None, adapters=None) -> None:
         if params == "misfit":
             raise ValueError("the new weights do not fit the old ones")
         self.updates.append(params)
 
     def start_profile(self, profile: Profile) -> None:
-        self.profiles.append(f"start {profile.folder}")
+        self.profiled_at.append((len(self.plans), "start"))
 
     def stop_profile(self) -> None:
-        self.profiles.append("stop")
+        self.profiled_at.append((len(self.plans), "stop"))
 
 
 class _Core(FakeDevice):
@@ -134,6 +139,10 @@ class _Core(FakeDevice):
             return token
         assert place < len(mask), f"no mask for place {place} of a row"
         bits = np.unpackbits(mask[place].view(np.uint8), bitorder="little")
+        admission = slot.admission
+        if len(tokens) - admission.prompt_length < admission.sampling.min_tokens:
+            bits[list(admission.stop_ids)] = 0
+        assert bits.any(), "nothing is allowed"
         allowed = np.flatnonzero(bits)
         return token if bits[token] else int(allowed[token % len(allowed)])
 

@@ -162,6 +162,8 @@ def test_f133_what_can_never_run_is_refused_at_once():
                 it.submit("long", [1] * 600)
             with pytest.raises(ValueError, match="no adapter 'poet'; those there are: none"):
                 it.submit("adapted", 5, more={"adapter": "poet"})
+            with pytest.raises(ValueError, match="logit_bias has more than 3"):
+                it.submit("biased", 5, logit_bias=dict.fromkeys(range(4), 1.0))
             await it.idle()
 
     run(test)
