@@ -6,6 +6,7 @@ end, and TPOT (E2EL - TTFT) / (output tokens - 1).
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 Fate = Literal["completed", "failed", "cancelled"]
@@ -50,7 +51,7 @@ class Answer:
     @property
     def itls(self) -> list[float]:
         """Seconds between events."""
-        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+        return [after - before for before, after in pairwise(self.times)]
 
     @property
     def e2el(self) -> float:

@@ -48,7 +48,7 @@ class HttpClient:
             response = await self._http.get("/v1/models")
         if response.status_code != 200:
             raise AskError(f"/v1/models: {_reason(response.status_code, response.text)}")
-        models = {one["id"]: one for one in response.json()["data"]}
+        models = {one["id"]: one for one in response.json().get("data") or ()}
         if not models:
             raise AskError("/v1/models: the server has no model yet")
         self._model = self._model or next(iter(models))
@@ -104,6 +104,7 @@ class HttpClient:
         }
 
     def _prompt(self, ask: Ask) -> dict[str, Any]:
+        assert ask.text is not None
         if not self._is_chat:
             return {"prompt": ask.text}
         return {"messages": [{"role": one.role, "content": one.text} for one in ask.segments]}

@@ -71,7 +71,10 @@ class PromptFile:
 
 def _read_sharegpt(path: Path) -> Iterator[tuple[str, str]]:
     """The first message of each conversation and the answer to it."""
-    for row in _json(_read(path), path):
+    rows = _json(_read(path), path)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} is not a list of conversations")
+    for row in rows:
         turns = [turn.get("value") for turn in row.get("conversations") or ()]
         if len(turns) >= 2 and all(isinstance(turn, str) for turn in turns[:2]):
             yield turns[0], turns[1]
