@@ -6,11 +6,15 @@ from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, UInt8
+from jaxtyping import Array, Int, UInt8
 
 from configs.model import ModelConfig
+from configs.parts import check
+from minimax_jax.batch import Batch
 from pallas_kernels.layouts.pages import Pages
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
+
+NO_ROUTE = 255  # in a record of expert ids: none is known
 
 
 def pool_layout(
@@ -36,11 +40,20 @@ class Cache:
 
     pool: UInt8[Array, "ranks P lines 128"]
     layout: PoolLayout = field(metadata={"static": True})
+    # The experts chosen for each token, by the same block ids: only where they are recorded.
+    choices: UInt8[Array, "P L Z X"] | None = None
 
     @classmethod
     def empty(cls, layout: PoolLayout, num_blocks: int) -> "Cache":
         """A cache of `num_blocks` blocks of zeros on one rank."""
         return cls(pool=layout.empty(num_blocks)[None], layout=layout)
+
+    def recording(self, config: ModelConfig) -> "Cache":
+        """This cache with room for the experts of each token, none of them known yet."""
+        moe, layers = config.moe, sum(config.moe_layers)
+        check(moe.num_experts <= NO_ROUTE, f"{moe.num_experts} experts are too many for a byte")
+        shape = (self.pool.shape[1], layers, self.layout.block_size, moe.experts_per_token)
+        return replace(self, choices=jnp.full(shape, NO_ROUTE, jnp.uint8))
 
     @property
     def local_pool(self) -> UInt8[Array, "P lines 128"]:
@@ -51,6 +64,16 @@ class Cache:
     def with_pool(self, pool: UInt8[Array, "P lines 128"]) -> "Cache":
         """This cache with another pool of the same shape."""
         return replace(self, pool=pool.reshape(self.pool.shape))
+
+    def with_choices(self, choices: Int[Array, "L B T X"], batch: Batch) -> "Cache":
+        """This cache with the experts of a batch's tokens written at their slots, if it records."""
+        if self.choices is None:
+            return self
+        slots = batch.slots(self.layout.block_size)
+        blocks = jnp.where(slots.block_ids < 0, len(self.choices), slots.block_ids)
+        rows = jnp.moveaxis(choices.reshape(len(choices), -1, choices.shape[-1]), 0, 1)
+        written = self.choices.at[blocks, :, slots.places].set(rows.astype(jnp.uint8), mode="drop")
+        return replace(self, choices=written)
 
 
 def layer_pages(
