@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     description = "Measures a running server."
     parser = argparse.ArgumentParser(prog=PROG, description=description, allow_abbrev=False)
     for name, part in PARTS.items():
-        add_flags(parser.add_argument_group(name), part)  # pyright: ignore[reportArgumentType]
+        add_flags(parser.add_argument_group(name), part)
     help_goodput = "objectives in ms, of ttft, tpot and e2el, such as ttft:500 tpot:50"
     parser.add_argument("--goodput", nargs="+", default=[], help=help_goodput)
     return parser

@@ -56,11 +56,12 @@ class MetricsPage:
             return {}
         try:
             response = await http.get(self.url)
-            response.raise_for_status()
-            return read_page(response.text)
+            if response.status_code == 200:
+                return read_page(response.text)
+            self.trouble = f"{self.url}: HTTP {response.status_code}"
         except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-            self.trouble = f"{self.url}: {error or type(error).__name__}"
-            return {}
+            self.trouble = f"{self.url}: {type(error).__name__}: {error}"
+        return {}
 
 
 def read_page(text: str) -> dict[str, float]:

@@ -41,7 +41,9 @@ class Target:
     host: str = described("127.0.0.1", "the server's host")
     port: int | None = described(None, "the server's port: 50051 for gRPC, else 8000")
     endpoint: str | None = described(None, "the path of HTTP, if not the usual one")
-    model: str | None = described(None, "the served name; by default what the server names")
+    model: str | None = described(
+        None, "the served name; by default what the server names", "--served-model-name"
+    )
     tokenizer: str | None = described(None, "a folder, bundled or hub name; gRPC can do without")
     block_size: int | None = described(None, "tokens of a block; gRPC servers say it")
     api_key: str | None = described(None, "the bearer token")
@@ -108,8 +110,8 @@ class Dataset:
         described("random", "random, prefix_repetition, sharegpt, custom or agentic")
     )
     dataset_path: str | None = described(None, "a ShareGPT JSON, or JSON lines with `prompt`")
-    random_input_len: int = described(1024, "tokens of a random prompt")
-    random_output_len: int = described(128, "tokens of its answer")
+    random_input_len: int = described(1024, "tokens of a random prompt", "--input-len")
+    random_output_len: int = described(128, "tokens of its answer", "--output-len")
     random_range_ratio: float = described(0.0, "lengths vary by this share, both ways")
     random_prefix_len: int = described(0, "tokens before these that all prompts share")
     prefix_repetition_prefix_len: int = described(256, "tokens of a shared prefix")

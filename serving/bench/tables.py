@@ -10,10 +10,10 @@ from serving.bench.options import Bench
 
 Result = Mapping[str, Any]
 NAMES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "inter-token latency",
-    "e2el": "end-to-end latency",
+    "ttft": "TTFT, first token",
+    "tpot": "TPOT, each token",
+    "itl": "ITL, each event",
+    "e2el": "E2EL, to the end",
 }
 _COUNTS = (
     ("completed, failed, cancelled", "{completed:,}, {failed:,}, {cancelled:,}"),
@@ -94,7 +94,7 @@ def _latencies(bench: Bench, result: Result) -> Table:
         table.add_column(column, justify="right")
     for name in bench.report.metrics:
         values = (f"{result[f'{column}_{name}_ms']:.2f}" for column in columns)
-        table.add_row(f"{NAMES[name]} ({name})", *values)
+        table.add_row(NAMES[name], *values)
     return table
 
 

@@ -79,7 +79,7 @@ def test_a_run_writes_the_keys_of_vllm_a_table_and_a_picture(tmp_path, capsys):
     assert file.name.startswith("grpc-infqps-concurrency2-m3.1-flash-")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "theoretical prefix hit rate" in said.splitlines()[0]
-    assert "time to first token" in said and "SYNTHETIC" not in said
+    assert "TTFT" in said and "SYNTHETIC" not in said
 
 
 def test_details_are_saved_when_asked_for(tmp_path):
