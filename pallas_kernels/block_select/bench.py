@@ -89,14 +89,20 @@ def _select(case: AttentionCase) -> Chain:
 def _score(case: AttentionCase) -> Chain:
     """Scores alone, by a schedule that a step computes once for all of its layers."""
     x = inputs(case)
-    plan = schedule.make(x.positions, case.kv_heads, case.block_size, case.blocks)
+    plan = schedule.make(
+        x.positions,
+        x.table,
+        heads=case.kv_heads,
+        block_size=case.block_size,
+        programs=score.PROGRAMS,
+    )
 
     def call(constants, q, line):
-        pool, table, plan = constants
-        return q, score.block_scores(q, pool, line, table, plan)
+        pool, plan = constants
+        return q, score.block_scores(q, pool, line, plan, case.blocks)
 
     rows = x.q.reshape(case.batch, case.queries * case.kv_heads, case.index_dim)
-    return Chain(call, (x.pool, x.table, plan), rows, x.lines)
+    return Chain(call, (x.pool, plan), rows, x.lines)
 
 
 def _page_bytes(case: AttentionCase) -> int:

@@ -42,7 +42,13 @@ def refuse(
         return f"{index_q.shape[2]} index heads, not one of {_HEADS}"
     if local_blocks < 1:
         return f"local_blocks={local_blocks}: the newest block is not always chosen"
-    return _refuse_sizes(block_table.shape[1], top_k)
+    if top_k > MAX_TOP_K:
+        return f"top_k={top_k} is more than {MAX_TOP_K}"
+    B, T, K, _ = index_q.shape
+    steps = schedule.max_steps(B, T * K, block_table.shape[1])
+    if steps > schedule.MAX_STEPS:
+        return f"a schedule of {steps} steps is longer than {schedule.MAX_STEPS}"
+    return None
 
 
 def block_select(
@@ -88,19 +94,11 @@ def _select(index_q, index_k: Pages, block_table, positions, *, top_k: int, **fo
     B, T, K, I = index_q.shape
     size, table = index_k.block_size, block_table.astype(jnp.int32)
     positions = positions.astype(jnp.int32)
-    plan = schedule.make(positions, K, size, table.shape[1])
+    plan = schedule.make(positions, table, heads=K, block_size=size, programs=score.PROGRAMS)
     line = jnp.asarray(index_k.line, jnp.int32)
     rows = index_q.reshape(B, T * K, I)
-    scores = score.block_scores(rows, index_k.pool, line, table, plan)
+    scores = score.block_scores(rows, index_k.pool, line, plan, table.shape[1])
     return top_blocks(scores, positions, heads=K, block_size=size, top_k=top_k, **forced)
-
-
-def _refuse_sizes(blocks: int, count: int) -> str | None:
-    if count > MAX_TOP_K:
-        return f"top_k={count} is more than {MAX_TOP_K}"
-    if blocks > schedule.MAX_STEPS * schedule.STEP:
-        return f"{blocks} blocks in a table are more than {schedule.MAX_STEPS * schedule.STEP}"
-    return None
 
 
 def _pad(x: Array, axis: int, size: int, fill: int) -> Array:

@@ -8,8 +8,8 @@ the four pages) against N query rows in shared memory. The contraction's order i
 queries are permuted, not the keys. The maximum over tokens stays in registers until a few shuffles
 end it.
 
-Memory: 9,216 bytes a page read once, 4 bytes a row and page written, the queries (256 bytes a row)
-read whenever a program comes to another item. Scores are those of the query scaled by a power of
+Memory: 9,216 bytes a page and 8 of the schedule read once, 4 bytes a row and page written, the
+queries (256 bytes a row) read whenever a program comes to another item. Scores are those of the query scaled by a power of
 two that puts its largest element in 2^14 .. 2^15, which its order does not see: float16 then holds
 all bits that float32 sums would notice, for bfloat16 and float16 queries alike.
 
@@ -28,7 +28,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int, UInt8
 
 from pallas_kernels import lanes, nvfp4_lanes
-from pallas_kernels.block_select.schedule import STEP, Schedule, items_of_sequence, rows_of_item
+from pallas_kernels.block_select.schedule import (
+    IDS,
+    ITEM,
+    PAGE,
+    STEP,
+    Schedule,
+    items_of_sequence,
+    rows_of_item,
+)
 from pallas_kernels.lanes import REF, SCALAR, Real, Word, word
 
 TOKENS, WIDTH = 128, 128  # of a page, of a key
@@ -48,12 +56,12 @@ def block_scores(
     q: Float[Array, "B R I"],
     pool: UInt8[Array, "blocks lines 128"],
     line: Int[Array, ""],
-    block_table: Int[Array, "B P"],
     schedule: Schedule,
+    blocks: int,
 ) -> Float[Array, "items N P4"]:
     """Scores of each item's rows for the pages of its schedule; the rest is undefined."""
     batch, rows, _ = q.shape
-    num_rows, blocks = rows_of_item(rows), block_table.shape[1]
+    num_rows = rows_of_item(rows)
     shape = (batch * items_of_sequence(rows), num_rows, -(-blocks // STEP) * STEP)
     kernel = plgpu.kernel(
         partial(_program, num_rows),
@@ -67,35 +75,31 @@ def block_scores(
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
     )
-    return kernel(q, pool, line.reshape(1), block_table, schedule.entries, schedule.total)
+    return kernel(q, pool, line.reshape(1), schedule.counts, schedule.entries)
 
 
-def _program(num_rows, q, pool, line, table, entries, total, scores, pages, queries, arrived):
+def _program(num_rows, q, pool, line, counts, entries, scores, pages, queries, arrived):
     """Scores this program's steps one after the other."""
-    program = lax.axis_index("program")
-    first, last = (lax.div((program + i) * total[0], PROGRAMS) for i in (0, 1))
-    steps, blocks, first_line = last - first, table.shape[1], line[0]
-    items = items_of_sequence(q.shape[1])
+    program, first_line = lax.axis_index("program"), line[0]
+    steps, longest = counts[program], entries.shape[1]
 
     def page_ids(step):
-        """The pool's blocks of one step; past the table -1, which the copy engine reads as 0."""
-        entry = entries[jnp.minimum(first + step, entries.shape[0] - 1)]
-        sequence, page = (entry >> 16) // items, (entry & 0xFFFF) * STEP
-        ids = (table[sequence, jnp.minimum(page + i, blocks - 1)] for i in range(STEP))
-        return tuple(jnp.where(page + i < blocks, one, -1) for i, one in enumerate(ids))
+        step = jnp.minimum(step, longest - 1)
+        return tuple(entries[program, step, IDS + i] for i in range(STEP))
 
     def fetch(slot, ids):
-        for i in range(STEP):
+        for i in range(STEP):  # the copy engine reads zeros for a block of -1
             source = pool.at[ids[i], pl.ds(first_line, PAGE_LINES)]
             plgpu.copy_gmem_to_smem(source, pages.at[slot, i], arrived.at[slot])
 
     for step in range(STAGES):
-        pl.when(step < steps)(lambda step=step: fetch(step, page_ids(step)))
+        ids = page_ids(step)
+        pl.when(step < steps)(partial(fetch, step, ids))
 
     def score(step, carry):
         loaded, ids = carry
-        slot, entry = lax.rem(step, STAGES), entries[first + step]
-        item = entry >> 16
+        slot = lax.rem(step, STAGES)
+        item, page = entries[program, step, ITEM], entries[program, step, PAGE]
 
         @pl.when(item != loaded)
         def _():
@@ -106,10 +110,10 @@ def _program(num_rows, q, pool, line, table, entries, total, scores, pages, quer
 
         def release():
             _sync()  # all warps have decoded their page
-            pl.when(step + STAGES < steps)(lambda: fetch(slot, ids))
+            pl.when(step + STAGES < steps)(partial(fetch, slot, ids))
 
         best = _best_of_tiles(num_rows, pages.at[slot], queries, release)
-        _store(best, scores, item, (entry & 0xFFFF) * STEP)
+        _store(best, scores, item, page)
         return item, page_ids(step + STAGES + 1)
 
     lax.fori_loop(0, steps, score, (jnp.int32(-1), page_ids(STAGES)))

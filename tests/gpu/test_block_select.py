@@ -42,7 +42,7 @@ def _inputs(lengths, queries, heads, *, scales=EXACT_SCALES, dtype=jnp.bfloat16,
         steps = rng.integers(*scales, (count * Z, I // 16), dtype=np.uint8)
         codes[length:], steps[length:] = 0xFF, 0xFF
         end = FIRST_LINE + COMPONENT.code_lines
-        pool[mine, FIRST_LINE:end] = codes.reshape(count, -1, LINE)
+        pool[mine, FIRST_LINE:end] = codes.reshape(count, COMPONENT.code_lines, LINE)
         pool[mine, end : end + 8] = steps.reshape(count, 8, LINE)
     positions = np.asarray(lengths)[:, None] - queries + np.arange(queries)
     positions = np.maximum(positions, -1).astype(np.int32)
@@ -135,8 +135,9 @@ def test_with_every_scale_selections_differ_by_rounding_at_most():
 def test_scores_are_the_references_times_a_power_of_two(queries):
     q, pages, table, positions = _inputs([20_000, 5_000], queries, 4, scales=ALL_SCALES, seed=8)
     B, T, K, _ = q.shape
-    plan = schedule.make(positions, K, Z, table.shape[1])
-    items = score.block_scores(q.reshape(B, T * K, I), pages.pool, pages.line, table, plan)
+    plan = schedule.make(positions, table, heads=K, block_size=Z, programs=score.PROGRAMS)
+    rows, blocks = q.reshape(B, T * K, I), table.shape[1]
+    items = score.block_scores(rows, pages.pool, pages.line, plan, blocks)
     fast = np.asarray(items).reshape(B, -1, items.shape[-1])[:, : T * K, : table.shape[1]]
     largest = np.abs(np.asarray(q, np.float32)).max(-1).reshape(B, T * K, 1)
     factor = 2.0 ** (14 - np.floor(np.log2(largest))) / 128

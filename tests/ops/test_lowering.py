@@ -21,8 +21,9 @@ def _lowered(function, *arguments) -> str:
 @pytest.mark.parametrize("rows", [4, 8, 16, 32, 64, 128, 512])
 def test_scores_lower_for_every_number_of_rows(rows):
     def scores(q, pool, line, table, positions):
-        plan = schedule.make(positions, 4, 128, table.shape[1])
-        return score.block_scores(q, pool, line, table, plan)
+        options = {"heads": 4, "block_size": 128, "programs": score.PROGRAMS}
+        plan = schedule.make(positions, table, **options)
+        return score.block_scores(q, pool, line, plan, table.shape[1])
 
     q, pool = _shape(2, rows, 128, dtype=jnp.bfloat16), _shape(200, 648, 128, dtype=jnp.uint8)
     lowered = _lowered(scores, q, pool, _shape(), _shape(2, 131), _shape(2, rows // 4))
