@@ -48,7 +48,7 @@ class Target:
     block_size: int | None = described(None, "tokens of a block; gRPC servers say it")
     api_key: str | None = described(None, "the bearer token")
     ssl_ca_certs: str | None = described(None, "speaks TLS, with certificates of these, PEM")
-    metrics_url: str | None = described(None, "the Prometheus page; by default /metrics of HTTP")
+    metrics_url: str | None = described(None, "the Prometheus page; by default vLLM's or ours")
     request_timeout: float = described(21_600.0, "seconds after which a request has failed")
     ready_check_timeout_sec: float = described(60.0, "seconds to wait for the server")
 

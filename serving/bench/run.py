@@ -4,10 +4,12 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from configs.monitoring import MonitoringConfig
 from serving.bench.answers import Answer
 from serving.bench.client import AskError, Client, Facts
 from serving.bench.grpc_client import GrpcClient
@@ -58,12 +60,11 @@ async def run(bench: Bench, setting: Setting) -> Run:
     client, console, stop = setting.client, setting.console, setting.stop
     workload = make_workload(bench, setting.facts, setting.texts)
     _say_expected(workload, console)
-    traffic, page = bench.traffic, _metrics_page(bench.target)
+    traffic, page = bench.traffic, MetricsPage(urls=metrics_urls(bench.target))
     await until(workload.warm_up(Load(client)), stop, None)
     limit = None if bench.is_agentic else traffic.max_concurrency
     async with AsyncExitStack() as stack:
-        if page is not None:
-            await stack.enter_async_context(page.watched())
+        await stack.enter_async_context(page.watched())
         progress = stack.enter_context(_progress(console, bench.report.disable_tqdm))
         bar = progress.add_task("requests", total=workload.num_requests)
         load = Load(
@@ -80,9 +81,19 @@ async def run(bench: Bench, setting: Setting) -> Run:
         duration=duration,
         facts=setting.facts,
         hits=workload.hits,
-        metrics={} if page is None else page.seen,
-        metrics_trouble="" if page is None else page.trouble,
+        metrics=page.seen,
+        metrics_trouble=page.trouble,
     )
+
+
+def metrics_urls(target: Target) -> list[str]:
+    """The page that was named, or else vLLM's, at its HTTP, and ours, on a port of its own."""
+    if target.metrics_url is not None:
+        return [target.metrics_url]
+    address = target.base_url or target.host
+    host = urlsplit(address if "//" in address else f"//{address}").hostname
+    own = f"http://{host}:{MonitoringConfig().metrics_port}/metrics"
+    return [own] if target.backend == "grpc" else [f"{base_url(target)}/metrics", own]
 
 
 def _measured(answers: list[Answer]) -> list[Answer]:
@@ -99,12 +110,6 @@ def _say_expected(workload: Workload, console: Console) -> None:
         requests = workload.num_requests
         text = f"theoretical prefix hit rate of {requests} requests: {', '.join(rates)}"
         console.print(text, highlight=False)
-
-
-def _metrics_page(target: Target) -> MetricsPage | None:
-    if target.metrics_url is not None:
-        return MetricsPage(url=target.metrics_url)
-    return None if target.backend == "grpc" else MetricsPage(url=f"{base_url(target)}/metrics")
 
 
 def _progress(console: Console, is_off: bool) -> Progress:

@@ -262,7 +262,7 @@ def test_a_metrics_page_is_summed_over_engines_by_growth_and_peak():
 
     async def test():
         async with listening(server):
-            page = MetricsPage(url=f"http://127.0.0.1:{server.port}/metrics")
+            page = MetricsPage(urls=[f"http://127.0.0.1:{server.port}/metrics"])
             async with page.watched():
                 pass
             return page
@@ -275,7 +275,7 @@ def test_a_metrics_page_is_summed_over_engines_by_growth_and_peak():
 def test_a_metrics_page_that_is_none_is_said_and_harms_nothing(pages):
     async def test():
         async with listening(Server(pages=pages)) as server:
-            page = MetricsPage(url=f"http://127.0.0.1:{server.port}/metrics")
+            page = MetricsPage(urls=[f"http://127.0.0.1:{server.port}/metrics"])
             async with page.watched():
                 pass
             return page

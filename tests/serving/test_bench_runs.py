@@ -14,7 +14,7 @@ from serving.bench.client import AskError
 from serving.bench.grpc_client import GrpcClient
 from serving.bench.options import Agentic, Bench, Dataset, Numbers, Sampling, Target, Traffic
 from serving.bench.results import Run, results
-from serving.bench.run import Setting
+from serving.bench.run import Setting, metrics_urls
 from serving.bench.run import run as run_bench
 from serving.bench.workload import Texts
 from serving.engine_api import Output
@@ -170,3 +170,19 @@ def test_sampling_and_lengths_reach_the_server():
     answers = {asked.sampling.max_tokens for asked in engine.asked}
     assert prompts <= set(range(20, 61)) and max(prompts) - min(prompts) > 20
     assert answers <= set(range(5, 16)) and max(answers) - min(answers) > 5
+
+
+@pytest.mark.parametrize(
+    ("target", "urls"),
+    [
+        (Target(), ["http://127.0.0.1:8001/metrics"]),
+        (Target(base_url="gpu7:50051"), ["http://gpu7:8001/metrics"]),
+        (Target(metrics_url="http://a/b"), ["http://a/b"]),
+        (
+            Target(backend="openai", base_url="http://gpu7:8000"),
+            ["http://gpu7:8000/metrics", "http://gpu7:8001/metrics"],
+        ),
+    ],
+)
+def test_the_metrics_page_is_sought_where_vllm_and_we_have_it(target, urls):
+    assert metrics_urls(target) == urls
