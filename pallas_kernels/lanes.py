@@ -144,6 +144,11 @@ def address_after(pointer: Any, offset: Word | int) -> Any:
     return _advance(pointer, offset)
 
 
+def at(pointer: Any, offset: Word | int) -> Any:
+    """A pointer some bytes further on."""
+    return _advance(pointer, offset)
+
+
 def load_words(pointer: Any, offset: Word | int, count: int) -> list[Word]:
     """`count` (1, 2 or 4) consecutive words, as one load; the address is aligned alike."""
     at = _advance(pointer, offset)
@@ -186,6 +191,12 @@ def store_bf16(pointer: Any, offset: Word | int, x: Real) -> None:
     llvm.store(arith.truncf(ir.BF16Type.get(), x.value), _advance(pointer, offset))
 
 
+def store_bits(pointer: Any, offset: Word | int, x: Word, bits: int) -> None:
+    """The low 8 or 16 bits."""
+    narrow = arith.trunci(ir.IntegerType.get_signless(bits), x.value)
+    llvm.store(narrow, _advance(pointer, offset))
+
+
 def half2(x: Word) -> Any:
     """The word as vector<2xf16>."""
     return llvm.bitcast(ir.VectorType.get((2,), ir.F16Type.get()), x.value)
@@ -211,6 +222,18 @@ def half2_of_e4m3(x: Word) -> Word:
     """The float16 values of the two E4M3 bytes in the low half of x, exact; NaN stays NaN."""
     text = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $1; cvt.rn.f16x2.e4m3x2 $0, lo; }"
     return Word(_asm(_i32(), [x.value], text, "=r,r"))
+
+
+def e4m3_of_reals(low: Real, high: Real) -> Word:
+    """Two float32 values as E4M3 bytes: nearest, ties to even, saturating; NaN is 0x7F."""
+    text = "{ .reg .b16 both; cvt.rn.satfinite.e4m3x2.f32 both, $1, $2; cvt.u32.u16 $0, both; }"
+    return Word(_asm(_i32(), [high.value, low.value], text, "=r,f,f"))
+
+
+def bf16_of_reals(low: Real, high: Real) -> Word:
+    """Two float32 values rounded to bfloat16."""
+    args = [high.value, low.value]
+    return Word(_asm(_i32(), args, "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f"))
 
 
 def half2_of_reals(low: Real, high: Real) -> Word:
@@ -255,6 +278,11 @@ def minimum(a: Real, b: Real) -> Real:
 def absolute(x: Real) -> Real:
     """|x|."""
     return real_of_bits(bits_of_real(x) & 0x7FFFFFFF)
+
+
+def rsqrt(x: Real) -> Real:
+    """1 / sqrt(x), approximately (2^-22.9)."""
+    return Real(_asm(ir.F32Type.get(), [x.value], "rsqrt.approx.f32 $0, $1;", "=f,f"))
 
 
 def exp2(x: Real) -> Real:
