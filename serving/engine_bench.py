@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from configs.serving import ServingConfig
 from minimax_jax.chat import Tokenizer
@@ -77,7 +78,7 @@ async def _measure(load: Load, tokenizer: Tokenizer) -> Costs:
     times = device.times[WARM_UP : WARM_UP + STEPS]
     await engine.close()
     await asyncio.gather(*readers)
-    return Costs(thread=[b - a for a, b in zip(times, times[1:], strict=False)], loop=spent)
+    return Costs(thread=[b - a for a, b in pairwise(times)], loop=spent)
 
 
 async def _read(stream: AsyncIterator[Output]) -> None:
@@ -96,8 +97,8 @@ class _Answers:
         self._load = load
         self._tokens = [1] * (1 + load.drafts // 2)
         count = len(self._tokens)
-        tops = [[1, 2, 3, 4, 5]] * count
-        self._logprobs = RowLogprobs(values=[-1.0] * count, top_ids=tops, top_values=tops)
+        top_ids, top_values = [[1, 2, 3, 4, 5]] * count, [[-1.0, -2.0, -3.0, -4.0, -5.0]] * count
+        self._logprobs = RowLogprobs(values=[-1.0] * count, top_ids=top_ids, top_values=top_values)
 
     def check(self, sampling: SamplingParams) -> None:
         """Takes everything."""
