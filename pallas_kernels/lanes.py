@@ -44,6 +44,10 @@ class Word:
     def __mul__(self, other: "Word | int") -> "Word":
         return Word(arith.muli(self.value, word(other).value))
 
+    def __floordiv__(self, by: int) -> "Word":
+        """An unsigned integer divided by a constant."""
+        return Word(arith.divui(self.value, word(by).value))
+
     def __lshift__(self, by: int) -> "Word":
         """Moves bits up by a constant; a negative one moves them down."""
         if by < 0:
@@ -398,6 +402,11 @@ def take_ticket(pointer: Any) -> Word:
 def sync_warpgroup() -> None:
     """Waits for the 128 threads of this warpgroup."""
     utils.warpgroup_barrier()
+
+
+def sync_warp() -> None:
+    """Waits for the 32 lanes of this warp; shared memory written before is visible after."""
+    _asm_void("bar.warp.sync 0xffffffff;")
 
 
 def sync_cluster() -> None:
