@@ -254,6 +254,12 @@ def reals_of_pair(x: Word, halves: bool) -> list[Real]:
     return [real_of_bits(x << 16), real_of_bits(x & 0xFFFF0000)]
 
 
+def reals_of_half2(x: Word) -> list[Real]:
+    """The two float16 values of a word."""
+    wide = arith.extf(ir.VectorType.get((2,), ir.F32Type.get()), half2(x))
+    return [Real(_element(wide, i)) for i in (0, 1)]
+
+
 def real(x: float) -> Real:
     """A float32 constant."""
     return Real(arith.constant(ir.F32Type.get(), x))

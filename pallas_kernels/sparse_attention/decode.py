@@ -4,7 +4,7 @@ NVFP4 pages.
 A unit is a query and KV head; its chosen blocks are cut into parts of `PART` blocks, whatever the
 batch, so that no order of summation depends on it. Grid: a cluster of CTAs (one warpgroup each) for
 each unit; a CTA takes one part of a small batch, all parts of a large one. Pages come by the copy
-engine (18,432 bytes each: K and V codes and scales) into a ring of `PART`, four ahead; each warp
+engine (18,432 bytes each: K and V codes and scales) into a ring of two or four; each warp
 takes 32 tokens of every page through scores, softmax and values in registers (`nvfp4_page`). The
 warps' results are merged at the end of each part, the parts' at the end of the unit, across the
 cluster if need be (`merge`).
@@ -26,7 +26,7 @@ from pallas_kernels.layouts.pages import Pages, Source
 from pallas_kernels.nvfp4_lanes import DECODED
 from pallas_kernels.sparse_attention import merge, nvfp4_page
 
-PART = 4  # pages, and of the ring
+PART = 4  # pages
 _HEADS, _WIDTH, _BLOCK = 16, 128, 128
 CODE_LINES, SCALE_LINES = 64, 8  # of one head
 _LOG2E = 1.4426950408889634
@@ -106,15 +106,23 @@ def _parts_of_cta(units: int, parts: int) -> int:
     return together
 
 
+def _ring(together: int) -> int:
+    """Pages in flight: all of a CTA's where it has one part; else two, which leave room for three
+    CTAs on a multiprocessor.
+    """
+    return PART if together == 1 else 2
+
+
 def _scratch(together: int) -> tuple:
+    ring = _ring(together)
     return (
-        plgpu.SMEM((2 * PART, CODE_LINES, 128), jnp.uint8, transforms=_SWIZZLED),
-        plgpu.SMEM((2 * PART, SCALE_LINES, 128), jnp.uint8),
+        plgpu.SMEM((2 * ring, CODE_LINES, 128), jnp.uint8, transforms=_SWIZZLED),
+        plgpu.SMEM((2 * ring, SCALE_LINES, 128), jnp.uint8),
         plgpu.SMEM((_HEADS * _WIDTH,), jnp.float16),
         plgpu.SMEM((2 * PART * together,), jnp.int32),
         plgpu.SMEM((merge.ROWS_BYTES,), jnp.uint8),
         plgpu.SMEM((together * merge.PART_BYTES,), jnp.uint8),
-        plgpu.Barrier(num_arrivals=2, num_barriers=2 * PART),
+        plgpu.Barrier(num_arrivals=2, num_barriers=2 * ring),
     )
 
 
@@ -127,54 +135,51 @@ def _attend(
     (page, tokens seen of it) of all blocks of this CTA.
     """
     T, K, C = ids.shape[1:]
+    ring, pages = _ring(together), together * PART
     unit, rank = lax.axis_index("unit"), lax.axis_index("rank")
     tile, query, head = unit // (T * K), lax.rem(unit // K, T), lax.rem(unit, K)
     _place(table.shape[1], C, together)(
         ids.at[tile, query, head], table.at[tile], positions.at[tile], query, rank, places
     )
 
-    def start(i, slot):
-        """Copies the CTA's i-th page."""
-        page = places[2 * i]
+    def start(i):
+        """Copies the CTA's i-th page to its place in the ring."""
         for kind, line in enumerate((k_line[0], v_line[0])):
-            n = kind * PART + slot
-            fetch(pool, page, line, head, K, codes.at[n], scales.at[n], there.at[n])
+            n = kind * ring + lax.rem(i, ring)
+            fetch(pool, places[2 * i], line, head, K, codes.at[n], scales.at[n], there.at[n])
 
-    def add_page(i, slot, state):
-        limit = places[2 * i + 1]
-        plgpu.barrier_wait(there.at[slot])
-        s = _scores(queries, codes.at[slot], scales.at[slot], limit)
+    def add_page(i, state):
+        limit, n = places[2 * i + 1], lax.rem(i, ring)
+        plgpu.barrier_wait(there.at[n])
+        s = _scores(queries, codes.at[n], scales.at[n], limit)
         weights, (sums, tops, totals) = _softmax(s * (scale * _LOG2E * DECODED), state)
-        slot += PART
-        plgpu.barrier_wait(there.at[slot])
-        return _add(sums, weights, codes.at[slot], scales.at[slot], limit), tops, totals
+        n += ring
+        plgpu.barrier_wait(there.at[n])
+        state = _add(sums, weights, codes.at[n], scales.at[n], limit), tops, totals
+
+        @pl.when((lax.rem(i, PART) < PART - 2) & (i + ring < pages))
+        def _():
+            plgpu.commit_smem()  # all warps are done with the page
+            start(i + ring)
+
+        return state
 
     def add_part(part, _):
-        def step(slot, state):
-            state = add_page(part * PART + slot, slot, state)
-            _refill(part, slot)
-            return state
-
-        def _refill(part, slot):
-            @pl.when((part + 1 < together) & (slot < PART // 2))
-            def _():
-                plgpu.commit_smem()
-                start((part + 1) * PART + slot, slot)
-
         sums = plgpu.layout_cast(jnp.zeros((64, _WIDTH), jnp.float32), plgpu.Layout.WGMMA)
         tops = plgpu.layout_cast(jnp.full((64,), -jnp.inf, jnp.float32), _ROW)
         totals = plgpu.layout_cast(jnp.zeros((64,), jnp.float32), _ROW)
-        state = lax.fori_loop(0, PART, step, (sums, tops, totals))
-        _merge_warps(*state, codes, rows, parts, part)
+        end = (part + 1) * PART
+        state = lax.fori_loop(part * PART, end, add_page, (sums, tops, totals))
+        _merge_warps(ring)(*state, codes, rows, parts, part)
 
         @pl.when(part + 1 < together)
-        def _():
+        def _():  # the last two pages of a part lend their memory to its end
             plgpu.commit_smem()
-            for slot in range(PART // 2, PART):
-                start((part + 1) * PART + slot, slot)
+            start(end - 2 + ring)
+            start(end - 1 + ring)
 
-    for slot in range(PART):
-        start(slot, slot)
+    for i in range(ring):
+        start(jnp.int32(i))
     _load_queries(q.at[tile, query, pl.ds(head * _HEADS, _HEADS)], queries)
     lax.fori_loop(0, together, add_part, None)
     heads = pl.ds(head * _HEADS, _HEADS)
@@ -263,15 +268,18 @@ def _place(num_blocks: int, chosen: int, together: int):
     return place
 
 
-@plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, _ROW, _ROW, _CODES, _REF, _REF, _INT))
-def _merge_warps(_, sums, tops, totals, codes, rows, parts, part):
-    """The second half of the ring, keys and values, is the spare memory."""
-    half = PART // 2
-    pages = [*range(half, PART), *range(PART + half, 2 * PART)]
-    assert CODE_LINES * 128 == merge.WARP_BYTES and len(pages) == 4
-    spare = [lanes.address(codes, page * merge.WARP_BYTES) for page in pages]
-    to = lanes.address(parts, lanes.scalar(part) * merge.PART_BYTES)
-    merge.merge_warps(sums, tops, totals, spare, lanes.address(rows), to)
+def _merge_warps(ring: int):
+    """The places of a part's last two pages, keys and values, are the spare memory."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, _ROW, _ROW, _CODES, _REF, _REF, _INT))
+    def run(_, sums, tops, totals, codes, rows, parts, part):
+        assert CODE_LINES * 128 == merge.WARP_BYTES and PART % ring == 0
+        pages = (ring - 2, ring - 1, 2 * ring - 2, 2 * ring - 1)
+        spare = [lanes.address(codes, page * merge.WARP_BYTES) for page in pages]
+        to = lanes.address(parts, lanes.scalar(part) * merge.PART_BYTES)
+        merge.merge_warps(sums, tops, totals, spare, lanes.address(rows), to)
+
+    return run
 
 
 def _merge_parts(count: int, together: int):

@@ -2,19 +2,21 @@
 
 A part of four pages leaves one partial result in each of 4 warps; the parts of a unit lie in one
 CTA or in the CTAs of a cluster. Every partial result has the same lane and register for the same
-head and dimension, so they are merged where they lie, as 16-byte pieces, always in the same order:
-the warps of a part first (`merge_warps`), then all parts (`merge_parts`), wherever they are.
+head and dimension, so they are merged where they lie, always in the same order: the warps of a part
+first (`merge_warps`), then all parts (`merge_parts`), wherever they are. A part is kept as float16
+of its own softmax.
 """
 
 from typing import Any
 
 from pallas_kernels import lanes
-from pallas_kernels.lanes import Real, Word, load_reals, real, store_reals
+from pallas_kernels.lanes import Real, Word, load_reals, load_words, real, reals_of_half2, store_reals
 
 _LN2 = 0.6931471805599453
 WARP_BYTES = 16 * 32 * 16  # one warp's sums: [16 column tiles][32 lanes][4 float32]
 _ROW_BYTES = 2 * 16 * 4  # [top, total][16 heads]
-PART_BYTES = WARP_BYTES + _ROW_BYTES
+_SUMS_BYTES = WARP_BYTES // 2  # of a part, float16
+PART_BYTES = _SUMS_BYTES + _ROW_BYTES
 ROWS_BYTES = 4 * _ROW_BYTES  # of the four warps
 
 
@@ -33,13 +35,16 @@ def merge_warps(sums: Any, tops: Any, totals: Any, spare: list[Any], rows: Any, 
     for half in (0, 1):
         mine = [lanes.at(rows, _ROW_BYTES * w + 32 * half) for w in range(4)]
         top, total, factors = _weigh(mine)
-        weights.append(factors)
+        inverse = _inverse(total, 1.0)
+        weights.append([x * inverse for x in factors])
         # the same value from every lane and warp
-        store_reals(part, (g << 2) + (WARP_BYTES + 32 * half), [top])
-        store_reals(part, (g << 2) + (WARP_BYTES + 32 * half + 64), [total])
+        store_reals(part, (g << 2) + (_SUMS_BYTES + 32 * half), [top])
+        store_reals(part, (g << 2) + (_SUMS_BYTES + 32 * half + 64), [total])
     for i in range(4):
-        at = (lanes.warp() + 4 * i) * 512 + lanes.lane() * 16
-        store_reals(part, at, _weighted(spare, at, weights))
+        place = (lanes.warp() + 4 * i) * 32 + lanes.lane()
+        values = _weighted([load_reals(x, place << 4, 4) for x in spare], weights)
+        words = [lanes.half2_of_reals(values[j], values[j + 1]) for j in (0, 2)]
+        lanes.store_words(part, place << 3, words)
 
 
 def merge_parts(
@@ -47,19 +52,22 @@ def merge_parts(
 ) -> None:
     """Writes `tiles` column tiles, from the `first` on, of softmax(x) @ v as 16 bfloat16 rows of
     128 at `out`, and log-sum-exp at `lse`. Values are multiplied by `unit`; dimension 16 n + j is
-    in column 8 j + n of the sums.
+    in column 8 j + n.
     """
     g, t = lanes.lane() >> 2, lanes.lane() & 3
     weights = []
     for half in (0, 1):
-        top, total, factors = _weigh([lanes.at(x, WARP_BYTES + 32 * half) for x in parts])
-        some = total.above(real(0.0))
-        inverse = lanes.select(some, real(unit) / total, real(0.0))
-        weights.append([x * inverse for x in factors])
+        rows = [lanes.at(x, _SUMS_BYTES + 32 * half) for x in parts]
+        top, total, factors = _weigh(rows)
+        inverse = _inverse(total, unit)
+        totals = [load_reals(row, (g << 2) + 64, 1)[0] for row in rows]
+        weights.append([x * y * inverse for x, y in zip(factors, totals, strict=True)])
         store_reals(lse, (g + 8 * half) << 2, [(top + lanes.log2(total)) * real(_LN2)])
     for i in range(max(1, tiles // 4)):
         tile = first + lanes.warp() + 4 * i
-        values = _weighted(parts, tile * 512 + lanes.lane() * 16, weights)
+        at = (tile * 32 + lanes.lane()) << 3
+        pieces = [[x for word in load_words(part, at, 2) for x in reals_of_half2(word)] for part in parts]
+        values = _weighted(pieces, weights)
         for half in (0, 1):
             for n in (0, 1):
                 place = (g + 8 * half) * 256 + (t * 2 + n) * 32 + (tile << 1)
@@ -106,11 +114,15 @@ def _weigh(rows: list[Any]) -> tuple[Real, Real, list[Real]]:
     return top, total, factors
 
 
-def _weighted(parts: list[Any], at: Word, weights: list[list[Real]]) -> list[Real]:
-    """The weighted sum of one 16-byte piece of each part: two values of row g, two of g + 8."""
+def _inverse(total: Real, unit: float) -> Real:
+    """unit / total, or 0 where nothing was seen."""
+    return lanes.select(total.above(real(0.0)), real(unit) / total, real(0.0))
+
+
+def _weighted(pieces: list[list[Real]], weights: list[list[Real]]) -> list[Real]:
+    """The weighted sum of pieces of four values: two of row g, two of g + 8."""
     sums = [real(0.0)] * 4
-    for i, part in enumerate(parts):
-        values = load_reals(part, at, 4)
+    for i, values in enumerate(pieces):
         sums = [
             x + y * weights[j // 2][i] for j, (x, y) in enumerate(zip(sums, values, strict=True))
         ]
