@@ -212,8 +212,11 @@ def multiply_half2(a: Word, b: Word) -> Word:
 
 
 def bit_select(mask: int, ones: Word, zeros: Word) -> Word:
-    """The bits of `ones` where the mask has them, of `zeros` elsewhere: one instruction."""
-    return (ones & mask) | (zeros & ~mask)
+    """The bits of `ones` where the mask has them, of `zeros` elsewhere: one instruction, which the
+    compiler cannot take apart (it would, to distribute a later mask over its parts).
+    """
+    args = [word(mask).value, ones.value, zeros.value]
+    return Word(_asm(_i32(), args, "lop3.b32 $0, $1, $2, $3, 0xCA;", "=r,r,r,r"))
 
 
 def permute_bytes(a: Word, b: Word, selector: int) -> Word:
