@@ -23,7 +23,7 @@ def _lowered(function, *arguments) -> str:
 @pytest.mark.parametrize("rows", [4, 8, 16, 32, 64, 128, 512])
 def test_scores_lower_for_every_number_of_rows(rows):
     def scores(q, pool, line, table, positions):
-        options = {"heads": 4, "block_size": 128, "programs": score.PROGRAMS}
+        options = {"heads": 4, "block_size": 128, "programs": score.programs(rows)}
         plan = schedule.make(positions, table, **options)
         return score.block_scores(q, pool, line, plan, table.shape[1])
 
