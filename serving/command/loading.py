@@ -2,6 +2,7 @@
 
 from configs.serving import ServingConfig
 from minimax_jax.loaded import LoadedModel, load
+from minimax_jax.peft import read_adapter
 from serving.assembly import Assembly, Plan, assemble
 from serving.command.progress import StartProgress
 from serving.command.resolve import Resolved
@@ -25,7 +26,12 @@ def load_and_assemble(resolved: Resolved, progress: StartProgress) -> tuple[Load
         progress=progress.loading,
     )
     blocks = num_blocks(loaded, resolved.config)
-    plan = Plan(config=resolved.config, num_blocks=blocks, seed=asked.seed)
+    plan = Plan(
+        config=resolved.config,
+        num_blocks=blocks,
+        adapters={name: read_adapter(at, loaded.model) for name, at in asked.adapters.items()},
+        seed=asked.seed,
+    )
     return loaded, assemble(loaded, plan, progress.compiling)
 
 
