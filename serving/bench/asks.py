@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["system", "user", "assistant"]
@@ -28,7 +28,7 @@ class Ask:
     segments: Sequence[Segment]
     max_tokens: int | None
     ignore_eos: bool = False
-    is_measured: bool = field(default=True)
+    is_measured: bool = True
 
     @property
     def ids(self) -> array | None:
