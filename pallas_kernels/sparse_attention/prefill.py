@@ -67,8 +67,8 @@ def sparse_attention(
     """See the package."""
     assert isinstance(k, Pages) and isinstance(v, Pages)
     B, T, K, C = block_ids.shape
-    tile_bytes = T * K * C * _HEADS * _WIDTH * 2
-    tiles = max(n for n in range(1, B + 1) if B % n == 0 and n * tile_bytes <= _MAX_PARTIAL or n == 1)
+    most = max(1, _MAX_PARTIAL // (T * K * C * _HEADS * _WIDTH * 2))
+    tiles = next(n for n in range(min(B, most), 0, -1) if B % n == 0)
 
     def attend(some):
         q, ids, table, at = some
@@ -182,6 +182,7 @@ def _attend(
         _decode(raw, k_half, v_half, limit)
         plgpu.commit_smem()
         fetch(end)
+
         def together(n, loaded):
             j = i + n * _TOGETHER
             where = tile, head, block, j, end
@@ -321,9 +322,7 @@ def _hide(pair: _Pair, shape):
 def _store(pair: _Pair, shape):
     """A pair's partial result, float16, and its log-sum-exp."""
 
-    @plgpu.inline_mgpu(
-        arg_types=(_WGMMA, _ROW, _ROW, _REF, _REF, _REF, _INT, _INT, _INT, _INT)
-    )
+    @plgpu.inline_mgpu(arg_types=(_WGMMA, _ROW, _ROW, _REF, _REF, _REF, _INT, _INT, _INT, _INT))
     def store(_, sums, top, total, out, lse, pairs, tile, head, j, end):
         _, T, K, C, _, _ = shape
         query, slot = _own(pairs, j, end, pair)

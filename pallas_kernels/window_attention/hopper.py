@@ -21,6 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import half_block, lanes
+from pallas_kernels.dispatch import refuse_device
 from pallas_kernels.half_block import HEADS, TOKENS, WIDTH
 from pallas_kernels.layouts.pages import Pages, Source
 from pallas_kernels.window_attention import page_block
@@ -40,11 +41,15 @@ _REF, _INT = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())
 
 def refuse(q, k, v, block_k, block_v, block_table, lengths) -> str | None:
     """A sentence for what this kernel does not do."""
+    if reason := refuse_device():
+        return reason
     for source in (k, v):
         if not isinstance(source, Pages) or source.component.format not in _BYTES:
             return "keys and values are not FP8 or BF16 pages"
         if (source.block_size, source.component.width) != (TOKENS, WIDTH):
             return f"pages of {source.block_size} x {source.component.width}, not 128 x 128"
+        if source.pool.shape[1] % 8:
+            return f"rows of {source.pool.shape[1]} lines, not whole tiles of 8"
     for x in (q, block_k, block_v):
         if x.dtype != jnp.bfloat16:
             return f"queries or own keys are {x.dtype}, not bfloat16"
