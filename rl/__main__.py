@@ -1,5 +1,6 @@
-"""The command `minimax-train`: `sft` trains a small model from scratch, `drafter` a drafter to a
-model, `eval` measures one, `tokenizer` makes a tokenizer.
+"""The command `minimax-train`: `sft` trains a small model from scratch, `grpo` one by reinforcement
+and `plot` draws its curves, `drafter` trains a drafter to a model and `calibrate` fits its
+confidences, `eval` measures a model, `tokenizer` makes a tokenizer.
 """
 
 import argparse
@@ -7,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,11 +18,16 @@ from configs.drafter_training import DrafterTrainingConfig
 from configs.model import ModelConfig
 from configs.parts import DrafterConfig
 from configs.presets import DRAFTERS, PRESETS
+from configs.rl import GRPO_PRESETS, GRPOConfig
 from configs.sft import SFTConfig
 from minimax_jax.compiled import keep_compiled_programs
 from minimax_jax.loaded import ASSETS, load
 from minimax_jax.sampling import SamplingParams
+from rl.calibrate import add_calibrate
+from rl.curves import plot_runs
 from rl.evaluate import FAMILY_SETS, Score, held_out, score_model, total
+from rl.grpo import train_grpo
+from rl.grpo_run import start_run as start_grpo
 from rl.sft import train
 from rl.sft_run import start_run
 from rl.sft_step import DTYPES
@@ -60,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="go on from the newest checkpoint in --out"
     )
     add_flags(sft, SFTConfig)
+    _add_grpo(commands)
     drafter = commands.add_parser(
         "drafter", allow_abbrev=False, help="train a DSpark drafter on a model's own answers"
     )
@@ -86,6 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--temperature", type=float, default=1.0)
     evaluate.add_argument("--seed", type=int, default=0, help="of the sampling; the problems stay")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
+    add_calibrate(
+        commands.add_parser(
+            "calibrate",
+            allow_abbrev=False,
+            help="fit a drafter's confidences to what became of them",
+        )
+    )
     tokenizer = commands.add_parser(
         "tokenizer", allow_abbrev=False, help="train the small tokenizer"
     )
@@ -94,6 +109,38 @@ def _parser() -> argparse.ArgumentParser:
         "folder", type=Path, help="holds chat_template.jinja; the files are written here"
     )
     return parser
+
+
+def _add_grpo(commands: Any) -> None:
+    """`grpo` and `plot`."""
+    grpo = commands.add_parser("grpo", allow_abbrev=False, help="reinforcement by GRPO")
+    grpo.set_defaults(run=_grpo)
+    presets = ", ".join(GRPO_PRESETS)
+    grpo.add_argument("--config", default="tiny_arith", help=f"{presets}, or a TOML file")
+    grpo.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="changes of the config (configs/rl.py)"
+    )
+    grpo.add_argument("--out", type=Path, required=True, help="the run's folder")
+    grpo.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint in --out"
+    )
+    plot = commands.add_parser("plot", allow_abbrev=False, help="the curves of GRPO runs")
+    plot.set_defaults(run=_plot)
+    plot.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
+    plot.add_argument(
+        "--out", type=Path, help="the picture; by default curves.png in the first folder"
+    )
+
+
+def _grpo(options: argparse.Namespace, console: Console) -> None:
+    config = read_config(GRPOConfig, GRPO_PRESETS, options.config, options.overrides)
+    train_grpo(start_grpo(config, options.out), console, resume=options.resume)
+
+
+def _plot(options: argparse.Namespace, console: Console) -> None:
+    picture = options.out or options.runs[0] / "curves.png"
+    plot_runs(options.runs, picture)
+    console.print(f"{picture}", highlight=False)
 
 
 def _sft(options: argparse.Namespace, console: Console) -> None:

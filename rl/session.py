@@ -65,8 +65,10 @@ class Session(ABC):
         # placed, as a restored state is: one compilation for both
         self.state = jax.device_put(state, jax.devices()[0])
         self.step, self.tokens, seconds = 0, 0.0, 0.0
+        self.noted: dict[str, Any] = {}  # beside the newest checkpoint, if the run is resumed
         if resume:
             arrays, note = checkpoints.restore(abstract_like(vars(self.state)))
+            self.noted = note
             self.state = TrainState(**arrays)
             check_same_run(note["fixed"], run)
             self.step, self.tokens, seconds = note["step"], note["tokens"], note["seconds"]
