@@ -127,6 +127,8 @@ def test_http_that_cannot_be_is_refused_before_loading(tmp_path: Path, monkeypat
         check_http(resolved("tiny --no-http"))
     with pytest.raises(ValueError, match="HTTP needs a tokenizer, and tiny has none: --no-http"):
         check_http(replace(resolved("tiny --http 0"), folder=tmp_path))
+    with pytest.raises(ValueError, match="--chat-template nowhere.jinja is no file"):
+        check_http(resolved("tiny --http 0 --chat-template nowhere.jinja"))
     with pytest.raises(ValueError, match="the gateway asks no client for a certificate"):
         check_http(
             resolved("tiny --http 0 --ssl-certfile c --ssl-keyfile k --ssl-ca-certs a"),
