@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from rl.batches import Asker, Batch, learnable
+from rl.batches import Asker, Batch
 from rl.dumps import dump_groups
 from rl.experience import pack_experience
 from rl.grading import Grader
@@ -22,6 +22,7 @@ from rl.grpo_export import export_trained
 from rl.grpo_metrics import batch_metrics, combined
 from rl.grpo_run import GRPORun
 from rl.grpo_step import accumulate, apply
+from rl.learnable import learnable
 from rl.live import LiveTable
 from rl.optimizer import Metrics, Parameters, TrainState
 from rl.policy import Policy, initial_parameters, published
