@@ -90,7 +90,7 @@ def _choose(case: AttentionCase, positions: np.ndarray, draw: Callable) -> jax.A
 
 
 def _drifting(rng: np.random.Generator, drift: float, shape: tuple[int, ...]) -> np.ndarray:
-    """Scores that go from one draw to the next along a tile's queries, with a little of their own."""
+    """Scores that go from one draw to the next along the queries of a tile, and some noise."""
     tiles, queries, *rest = shape
     ends = rng.random((tiles + 1, 1, *rest))
     weight = (np.arange(queries) / queries).reshape(queries, 1, 1)
