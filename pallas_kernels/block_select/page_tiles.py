@@ -3,7 +3,7 @@
 A lane (g, t) = (lane / 4, lane % 4) reads 16 bytes of token row 8 i + g, the 32 dimensions from
 32 t, and the two scales of these: decoded, they are the A operand of a tile of 16 tokens. The
 contraction's order is free, so the queries are permuted, not the keys. Both ways of multiplying
-give a (64, N) array in `Layout.WGMMA`: warp w's 16 rows belong to its page.
+give the maximum over the tiles as `query_rows` packs it, warp w's of its page.
 
 * `few`, N <= 16: each warp by itself, mma.m16n8k16, queries in registers.
 * `many`: the four warps together, wgmma, queries in shared memory, some tiles in flight.
@@ -14,17 +14,18 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array
 
 from pallas_kernels import lanes, nvfp4_lanes
-from pallas_kernels.block_select.query_rows import place_rows
-from pallas_kernels.lanes import REF, SCALAR, Word
+from pallas_kernels.block_select.query_rows import fold, pack, packed_type, place_rows, unpack
+from pallas_kernels.lanes import REF, SCALAR, Word, word
 
 CODE_BYTES, PAGE_BYTES = 8192, 9216
 TILES = 8  # of 16 tokens
+TILES_A_TURN = 8  # of the loop of `few`
+_LOWEST = 0xFF800000  # -inf
 _WGMMA = plgpu.Layout.WGMMA
 _SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-_FLIGHT = {32: 2, 64: 2, 128: 1}  # tiles of `many` at once, by N: as many as registers allow
+_FLIGHT = {32: 4, 64: 2, 128: 1}  # tiles of `many` at once, by N: as many as registers allow
 
 
 class Few:
@@ -36,7 +37,7 @@ class Few:
         return plgpu.SMEM((num_rows // 8, 4, 32, 8), jnp.float16)
 
     @staticmethod
-    def load(q: Any, queries: Any, num_rows: int, start: Array, end: Array) -> None:
+    def load(q: Any, queries: Any, num_rows: int, start: Any, end: Any) -> None:
         """Brings an item's rows there."""
 
         @lanes.code(REF, REF, SCALAR, SCALAR)
@@ -54,24 +55,23 @@ class Few:
         load(q, queries, start, end)
 
     @staticmethod
-    def best(pages: Any, queries: Any, num_rows: int) -> Array:
+    def best(pages: Any, queries: Any, num_rows: int) -> Any:
         """The maximum over eight tiles."""
 
-        @lanes.code(REF, REF, returns=_sums(num_rows))
+        @lanes.code(REF, REF, returns=packed_type(num_rows))
         def best(_, pages, queries):
-            page, from_ = lanes.address(pages, lanes.warp() * PAGE_BYTES), lanes.address(queries)
-            b = [
-                [
-                    lanes.load_words(from_, (lanes.lane() << 4) + (2048 * n + 512 * w), 4)
-                    for w in range(4)
-                ]
-                for n in range(num_rows // 8)
-            ]
-            found = _multiply(page, 0, b)
-            for tile in range(1, TILES):
-                more = _multiply(page, tile, b)
-                found = [list(map(lanes.maximum, x, y)) for x, y in zip(found, more, strict=True)]
-            return lanes.array_of(found)
+            page, rows = lanes.address(pages, lanes.warp() * PAGE_BYTES), lanes.address(queries)
+            b = [[_words(rows, n, w) for w in range(4)] for n in range(num_rows // 8)]
+
+            def more(tile, *found):
+                for i in range(TILES_A_TURN):
+                    found = fold(_multiply(page, tile + i, b), list(map(lanes.real_of_bits, found)))
+                    found = list(map(lanes.bits_of_real, found))
+                return found
+
+            lowest = [lanes.word(_LOWEST)] * (num_rows // 4)
+            found = lanes.repeat(0, TILES, TILES_A_TURN, more, lowest)
+            return pack(list(map(lanes.real_of_bits, found)))
 
         return best(pages, queries)
 
@@ -87,7 +87,7 @@ class Many:
         return plgpu.SMEM((2, num_rows, 64), jnp.float16, transforms=_SWIZZLED)
 
     @staticmethod
-    def load(q: Any, queries: Any, num_rows: int, start: Array, end: Array) -> None:
+    def load(q: Any, queries: Any, num_rows: int, start: Any, end: Any) -> None:
         """Brings an item's rows there."""
 
         @lanes.code(REF, plgpu.RefType(_SWIZZLED), SCALAR, SCALAR)
@@ -107,9 +107,10 @@ class Many:
         load(q, queries, start, end)
 
     @staticmethod
-    def best(pages: Any, queries: Any, num_rows: int) -> Array:
+    def best(pages: Any, queries: Any, num_rows: int) -> Any:
         """The maximum over eight tiles."""
-        flight, found = _FLIGHT[num_rows], None
+        flight = _FLIGHT[num_rows]
+        found: list[Any] = []
         for first in range(0, TILES, flight):
 
             def products(*sums, first=first):
@@ -120,24 +121,29 @@ class Many:
 
             sums = plgpu.ACC((64, num_rows), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
             for part in pl.run_scoped(products, *[sums] * flight):
-                found = part if found is None else _maximum(num_rows, found, part)
-        assert found is not None
-        return found
+                found = [_fold(num_rows, part, *found)]
+        return found[0]
 
 
-def _decoded(page: Any, tile: int) -> list[list[list[Word]]]:
+def _words(rows: Any, group: int, w: int) -> list[Word]:
+    """The four pairs of word w of this lane's query, of 8 g .. 8 g + 7."""
+    return lanes.load_words(rows, (lanes.lane() << 4) + (2048 * group + 512 * w), 4)
+
+
+def _decoded(page: Any, tile: Word | int) -> list[list[list[Word]]]:
     """half2 words of a tile [rows g, g + 8][4 words][4 pairs]."""
     rows = []
-    for row in (2 * tile, 2 * tile + 1):  # of eight tokens
-        codes = lanes.load_words(page, (lanes.lane() << 4) + 512 * row, 4)
-        scales = lanes.load_bits(page, (lanes.lane() << 1) + (CODE_BYTES + 64 * row), 16)
+    for eight in (0, 1):
+        row = word(tile) * 2 + eight  # of eight tokens
+        codes = lanes.load_words(page, (lanes.lane() << 4) + row * 512, 4)
+        scales = lanes.load_bits(page, (lanes.lane() << 1) + row * 64 + CODE_BYTES, 16)
         steps = nvfp4_lanes.scale_pairs(scales)
         pairs = [nvfp4_lanes.code_pairs(one) for one in codes]
         rows.append([[lanes.multiply_half2(x, steps[w // 2]) for x in pairs[w]] for w in range(4)])
     return rows
 
 
-def _multiply(page: Any, tile: int, b: list[list[list[Word]]]) -> list[list[Any]]:
+def _multiply(page: Any, tile: Word, b: list[list[list[Word]]]) -> list[list[Any]]:
     """One warp's sums of a tile, per 8 query rows."""
     low, high = _decoded(page, tile)
     sums = [[lanes.real(0.0)] * 4 for _ in b]
@@ -151,7 +157,7 @@ def _multiply(page: Any, tile: int, b: list[list[list[Word]]]) -> list[list[Any]
     return sums
 
 
-def _operands(tile: int, pages: Any) -> tuple[Array, Array]:
+def _operands(tile: int, pages: Any) -> tuple[Any, Any]:
     """A tile of each warp's page as two A operands (64, 64): codes of words 0, 1 and of 2, 3."""
     half = plgpu.ShapeDtypeStruct((64, 64), jnp.float16, layout=_WGMMA)
 
@@ -164,16 +170,12 @@ def _operands(tile: int, pages: Any) -> tuple[Array, Array]:
     return decode(pages)
 
 
-def _maximum(num_rows: int, x: Array, y: Array) -> Array:
-    """Elementwise; a NaN loses to every number, as in the reference."""
+def _fold(num_rows: int, sums: Any, *found: Any) -> Any:
+    """The maximum of a tile and of what was found before, if anything was."""
 
-    @lanes.code(_WGMMA, _WGMMA, returns=_sums(num_rows))
-    def maximum(_, x, y):
-        pairs = zip(lanes.tiles_of(x), lanes.tiles_of(y), strict=True)
-        return lanes.array_of([list(map(lanes.maximum, one, other)) for one, other in pairs])
+    @lanes.code(_WGMMA, *[_WGMMA] * len(found), returns=packed_type(num_rows))
+    def folded(_, sums, *found):
+        before = unpack(found[0], num_rows) if found else None
+        return pack(fold(lanes.tiles_of(sums), before))
 
-    return maximum(x, y)
-
-
-def _sums(num_rows: int) -> Any:
-    return plgpu.ShapeDtypeStruct((64, num_rows), jnp.float32, layout=_WGMMA)
+    return folded(sums, *found)
