@@ -131,10 +131,10 @@ class Gateway:
             if await asyncio.to_thread(self._probe.knows, list(self._workers.ports)):
                 return
             await asyncio.sleep(0.1)
-        ended = process.returncode is not None
-        reason = (
-            f"ended with code {process.returncode}" if ended else f"is silent for {READY_S:g} s"
-        )
+        reason = f"ended with code {process.returncode}"
+        if process.returncode is None:
+            reason = f"was silent for {READY_S:g} s"
+            process.kill()
         raise ValueError(f"the gateway on port {self._port} {reason}; its log is above")
 
     async def _keep_up(self) -> None:
