@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.slow  # a server of its own compiles for minutes where nothing is cached
 
 READY_S, RUN_S = 1200, 900
+LIMITS = ("--max-num-seqs", "4", "--max-num-batched-tokens", "128", "--max-model-len", "2048")
 ONE_POINT = 0.01
 
 
@@ -24,11 +25,10 @@ def free_port() -> int:
 def port(tmp_path_factory):
     found, metrics = free_port(), free_port()
     command = [sys.executable, "-m", "serving", "tiny", "--no-http", "--port", str(found)]
+    command += [*LIMITS, "--metrics-port", str(metrics)]
     log = tmp_path_factory.mktemp("server") / "log"
     with log.open("wb") as output:
-        server = subprocess.Popen(
-            [*command, "--metrics-port", str(metrics)], stdout=output, stderr=output
-        )
+        server = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         yield found, metrics
     finally:
