@@ -81,7 +81,12 @@ class ModelDevice:
     @property
     def num_programs(self) -> int:
         """How many programs are compiled."""
-        return len(self._programs.by_name())
+        return len(self.programs)
+
+    @property
+    def programs(self) -> Mapping[str, jax.stages.Compiled]:
+        """What is compiled, by name."""
+        return self._programs.by_name()
 
     @property
     def compilations_after_ready(self) -> int:
