@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from minimax_jax.chat import Chat, ChatFormat, ChatTemplate, Tokenizer
+from minimax_jax.compiled import keep_compiled_programs
 from serving.assembly import Assembly
 from serving.command.flags import parse
 from serving.command.loading import load_and_assemble
@@ -44,6 +45,7 @@ class LLM:
 
         Raises ValueError with a sentence for what is unknown or cannot be.
         """
+        keep_compiled_programs()
         asked = parse([model, *flags_of(options), "--no-http"])
         machine = Machine(platform=jax.default_backend(), num_devices=jax.device_count())
         resolved = resolve(asked, machine)
