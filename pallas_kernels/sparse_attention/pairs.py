@@ -4,6 +4,7 @@ have its blocks outside and its queries inside.
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -60,6 +61,7 @@ def merge_slots(
     return merged, jnp.log(total) + jnp.where(some, top[..., 0, :], 0.0)
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Groups:
     """Equal numbers of pairs of one block: I groups of R pairs, the places behind a block's last

@@ -117,8 +117,15 @@ class Real(lanes.Real):
     def __mul__(self, other):
         return Real(self.value * other.value)
 
+    def __truediv__(self, other):
+        with np.errstate(divide="ignore"):
+            return Real(self.value / other.value)
+
     def above(self, other):
         return self.value > other.value
+
+    def differs(self, other):
+        return self.value != other.value
 
 
 def word(x):
@@ -154,6 +161,9 @@ def address(ref, offset=0):
         assert np.shares_memory(flat, ref.array), "a piece of memory is contiguous"
         return flat.view(np.uint8), word(offset).value.astype(np.int64)
     return ref[0], ref[1] + word(offset).value.view(np.int32)
+
+
+at = address
 
 
 def _where(pointer, offset, size):
@@ -196,6 +206,11 @@ def store_reals(pointer, offset, reals):
     store_words(pointer, offset, [bits_of_real(x) for x in reals])
 
 
+def store_bf16(pointer, offset, x):
+    bits = x.value.astype(ml_dtypes.bfloat16).view(np.uint16)
+    store_bits(pointer, offset, Word(bits), 16)
+
+
 def take_ticket(pointer):
     before = np.zeros(THREADS, np.uint32)
     memory, at = _where(pointer, 0, 4)
@@ -231,6 +246,15 @@ def minimum(a, b):
 
 def absolute(x):
     return Real(np.abs(x.value))
+
+
+def exp2(x):
+    return Real(np.exp2(x.value))
+
+
+def log2(x):
+    with np.errstate(divide="ignore"):
+        return Real(np.log2(x.value))
 
 
 def rsqrt(x):
@@ -299,6 +323,10 @@ def reals_of_pair(x, halves):
     return [Real(pair[:, 0]), Real(pair[:, 1])]
 
 
+def reals_of_half2(x):
+    return reals_of_pair(x, True)
+
+
 def shuffle_xor(x, distance):
     return type(x)(x.value[np.arange(THREADS) ^ distance])
 
@@ -340,6 +368,16 @@ def when(condition, do):
             do()
 
 
+def branch(condition, changed, same):
+    """Both ways, and a choice for each thread."""
+    return [select(condition, a, b) for a, b in zip(changed(), same, strict=True)]
+
+
+def any_lane(conditions):
+    found = np.logical_or.reduce(conditions).reshape(-1, WARP).any(1)
+    return np.repeat(found, WARP)
+
+
 def repeat(start, stop, step, body, carry=()):
     i, carry = word(start), list(carry)
     while (running := _active & i.below(stop)).any():
@@ -366,6 +404,8 @@ def tiles_of(array):
 
 array_of = tiles_of
 half_accumulator = tiles_of
+half_fragments = tiles_of
+rows_of = tiles_of
 
 
 class Sums:
@@ -449,5 +489,7 @@ def launch(monkeypatch, modules, programs: int, kernel: Callable, *refs: Ref) ->
 
 def _names() -> dict:
     """What the kernels import of `lanes` by name."""
-    from_lanes = ("Word", "Real", "word", "bit_select", "half2_of_e4m3", "multiply_half2")
-    return {name: globals()[name] for name in (*from_lanes, "permute_bytes")}
+    types = ("Word", "Real", "word", "real", "reals_of_half2")
+    arithmetic = ("bit_select", "half2_of_e4m3", "multiply_half2", "permute_bytes")
+    memory = ("load_words", "load_bits", "load_reals", "store_reals")
+    return {name: globals()[name] for name in (*types, *arithmetic, *memory)}

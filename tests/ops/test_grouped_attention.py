@@ -83,10 +83,12 @@ def test_tiles_of_a_sequence_are_one_function(monkeypatch):
 def test_groups_hold_every_pair_once_and_one_block_each(size):
     ids = _inputs()[1][0][0, :, 0]
     pair = Pair.of(T, C)
-    groups = group(pair.sort(ids, ids >= 0), pair, P, size)
-    block = np.broadcast_to(np.asarray(groups.block)[:, None], groups.used.shape)
+    groups = jax.jit(lambda ids: group(pair.sort(ids, ids >= 0), pair, P, size))(ids)
     used = np.asarray(groups.used)
-    found = zip(groups.query[used], groups.slot[used], block[used], strict=True)
+    block = np.broadcast_to(np.asarray(groups.block)[:, None], used.shape)
+    query, slot = np.asarray(groups.query), np.asarray(groups.slot)
+    found = zip(query[used], slot[used], block[used], strict=True)
+    ids = np.asarray(ids)
     wanted = [(t, c, ids[t, c]) for t, c in np.ndindex(T, C) if ids[t, c] >= 0]
     assert sorted(tuple(map(int, x)) for x in found) == sorted(tuple(map(int, x)) for x in wanted)
 
