@@ -49,6 +49,12 @@ def resolve(asked: Asked, machine: Machine) -> Resolved:
     check_devices(asked.parallel, machine)
     _check_experts(asked, model)
     config = serving_config(asked, model, machine)
+    if config.num_speculative_tokens:
+        # The plans and the planner are there; the device's steps with drafts are not.
+        raise ValueError(
+            "--speculative-config: the engine does not speculate yet; `minimax-jax generate "
+            "--speculative` does"
+        )
     name, *aliases = asked.served_names or (default_name(asked.model),)
     taken = {name, *aliases} & set(asked.adapters)
     if taken:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from configs.model import ModelConfig
+from minimax_jax.checkpoint.folder import read_config
+from minimax_jax.loaded import find
 from serving import __main__ as command
 from serving.command.flags import parse
 from serving.command.listeners import for_gateway, reaches_gateway
-from serving.command.resolve import Machine, default_name, is_merged, resolve
+from serving.command.resolve import Machine, default_name, is_merged, resolve, serving_config
 from serving.command.run import check_http
 
 CPU = Machine(platform="cpu", num_devices=1)
@@ -34,9 +36,9 @@ def test_limits_are_the_models_and_the_machines_unless_they_are_given():
 def test_a_step_holds_a_token_of_every_sequence_that_was_asked_for():
     config = resolved("tiny --max-num-seqs 900").config
     assert config.max_num_batched_tokens == 900
-    drafts = resolved("tiny --max-num-seqs 100 --speculative-config.num_speculative_tokens 7")
-    assert drafts.config.num_speculative_tokens == 7
-    assert drafts.config.max_num_batched_tokens == 800
+    line = "tiny --max-num-seqs 100 --speculative-config.num_speculative_tokens 7"
+    config = serving_config(parse(line.split()), read_config(find("tiny")), CPU)
+    assert (config.num_speculative_tokens, config.max_num_batched_tokens) == (7, 800)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,7 @@ def test_a_step_holds_a_token_of_every_sequence_that_was_asked_for():
         ("tiny -tp 4", "tp4 needs 4 devices, and JAX sees 1 (cpu)"),
         ("tiny -tp 2 --enable-expert-parallel", "tp2,ep needs 2 devices, and JAX sees 1 (cpu)"),
         ("tiny --quantization-config.moe mxfp8", "`minimax-jax convert SRC DST --format mxfp8`"),
+        ("tiny --speculative-config.method dspark", "the engine does not speculate yet"),
         ("tiny --speculative-config.num_speculative_tokens 9", "more than the drafter's 7"),
         ("nothing-of-this-name", "neither a bundled model (tiny) nor a folder"),
         ("tiny --revision main", "'tiny' is not a hub name, so it has no revision"),
