@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -18,6 +19,8 @@ from tests.ops.lane_emulator import Ref, launch
 Z, I, LINE, FIRST = 128, 128, 128, 3
 PROGRAMS = 3
 INDEX = Component(format="nvfp4", heads=1, tokens=Z, width=I)
+_block_scores = jax.jit(reference.block_scores)
+_insert = jax.jit(kv_insert, static_argnames=("layout", "implementation"))
 SCORE_MODULES = (score, page_tiles, query_rows, nvfp4_lanes)
 
 
@@ -49,7 +52,7 @@ def _emulated_scores(monkeypatch, q, pool, table, positions, heads):
     return scores
 
 
-@pytest.mark.parametrize("queries", [1, 2, 4, 8, 16, 20, 40])
+@pytest.mark.parametrize("queries", [1, 2, 4, 8, 16, 33])
 def test_scores_are_the_references_times_a_power_of_two(monkeypatch, queries):
     rng, heads, B, P = np.random.default_rng(queries), 4, 2, 6
     pool = _index_pages(rng, B * P)
@@ -60,7 +63,7 @@ def test_scores_are_the_references_times_a_power_of_two(monkeypatch, queries):
     pages = Pages(pool=jnp.asarray(pool), line=jnp.int32(FIRST), component=INDEX)
     q_BTKI = jnp.asarray(q, jnp.float32).reshape(B, queries, heads, I)
     where = jnp.asarray(table), jnp.asarray(positions)
-    expected = np.asarray(reference.block_scores(q_BTKI, pages, *where))
+    expected = np.asarray(_block_scores(q_BTKI, pages, *where))
     exponents = np.floor(np.log2(np.abs(q.astype(np.float32)).max(-1)))
     for b, row in np.ndindex(B, queries * heads):
         seen = positions[b, row // heads] // Z
@@ -78,7 +81,7 @@ def test_a_nan_scale_spoils_its_token_only(monkeypatch):
     fast = _emulated_scores(monkeypatch, q, pool, table, positions, 1)
     pages = Pages(pool=jnp.asarray(pool), line=jnp.int32(FIRST), component=INDEX)
     where = jnp.asarray(table), jnp.asarray(positions)
-    expected = reference.block_scores(jnp.ones((1, 1, 1, I)), pages, *where)
+    expected = _block_scores(jnp.ones((1, 1, 1, I)), pages, *where)
     assert_close(fast[0, 0, :1] * 2.0**-7, np.asarray(expected)[0, 0, 0, :1], "f32")
     assert fast[0, 0, 1] == -np.inf  # every token of block 1, below all numbers
 
@@ -160,7 +163,7 @@ def test_inserted_bytes_are_the_references(monkeypatch, kv, index, sparse):
     rows = Rows(k=k, v=v, index_k=index_k[0] if sparse else None)
     slots = Slots(block_ids=jnp.asarray(places[0]), places=jnp.asarray(places[1]))
     arguments = (jnp.asarray(pool), layout, jnp.int32(line), rows, slots, transform)
-    expected = np.asarray(kv_insert(*arguments, implementation="reference"))
+    expected = np.asarray(_insert(*arguments, implementation="reference"))
     refs = [Ref(x) for x in (pool, np.array([line]), places, angles, norms, *values)]
     launch(
         monkeypatch, (mosaic,), tokens, partial(mosaic._program, layout, 1e-6, len(values)), *refs
