@@ -50,8 +50,8 @@ def test_a_step_holds_a_token_of_every_sequence_that_was_asked_for():
         # F194: limits that no pool holds, with the largest that one does.
         (
             "tiny --num-gpu-blocks-override 64",
-            "num_gpu_blocks_override=64 blocks of 16 tokens hold no sequence of "
-            "max_model_len=2048: at most 1024 fit",
+            "max_model_len=2048 needs 128 blocks, but num_gpu_blocks_override says 64: the largest "
+            "max_model_len is 1024",
         ),
         ("tiny --max-model-len 1M", "max_model_len=1048576 is more than the model's 2048"),
         ("tiny --max-num-seqs 1024 --max-num-batched-tokens 512", "is less than one token and"),

@@ -1,4 +1,4 @@
-"""Listeners of a server: one a name, adapters under their own, and the gateway's behind a key."""
+"""Listeners of a server: one a name, adapters under their own, the gateway's behind a key."""
 
 import json
 import os
@@ -9,12 +9,8 @@ import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as messages
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as services
 
-import minimax_jax
-from configs.serving import ServingConfig
-from serving.command import loading
 from serving.command.flags import parse
 from serving.command.listeners import listen
-from serving.command.loading import num_blocks
 from serving.command.resolve import Machine, resolve
 from serving.gateway import check_free
 from serving.lifetime import Lifetime
@@ -94,38 +90,3 @@ def test_without_http_nothing_is_open_behind_a_key():
             assert it.workers.ports == it.ports
 
     run(test)
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return minimax_jax.load("tiny")
-
-
-def config(**changes) -> ServingConfig:
-    fixed = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "block_size": 16}
-    return ServingConfig(**(fixed | {"max_model_len": 2048} | changes))
-
-
-def test_blocks_are_those_asked_for_or_that_fit_but_none_too_many(tiny, monkeypatch):
-    assert num_blocks(tiny, config(num_gpu_blocks_override=300)) == 300
-    assert num_blocks(tiny, config()) == 4 * 128
-    monkeypatch.setattr(loading, "cache_bytes", lambda share: 200 * tiny.layout.block_bytes + 1)
-    assert num_blocks(tiny, config()) == 200
-
-
-def test_a_cache_that_holds_no_full_sequence_names_the_longest_that_it_would(tiny, monkeypatch):
-    """F194."""
-    monkeypatch.setattr(loading, "cache_bytes", lambda share: 100 * tiny.layout.block_bytes)
-    with pytest.raises(ValueError, match="--max-model-len may be at most 1600"):
-        num_blocks(tiny, config())
-    assert num_blocks(tiny, config(max_model_len=1600)) == 100
-
-
-def test_memory_for_the_cache_is_the_share_less_what_is_in_use(monkeypatch):
-    class Device:
-        def memory_stats(self):
-            return {"bytes_limit": 1000, "bytes_in_use": 300}
-
-    monkeypatch.setattr(loading.jax, "local_devices", lambda: [Device()])
-    assert loading.cache_bytes(0.9) == 600
-    assert loading.cache_bytes(0.2) == 0
