@@ -55,7 +55,7 @@ def test_a_tool_is_called(client):
     for _ in range(6):
         answer = client.messages.create(
             **asked(tools=[PAINT], tool_choice={"type": "any"}, thinking=THINKING, max_tokens=600)
-            | {"extra_body": {"temperature": 1.5}}
+            | {"extra_body": {"temperature": 1.0}}
         )
         if answer.stop_reason == "tool_use":
             break

@@ -44,7 +44,8 @@ def chat(client, **options):
 
 
 def test_a_server_from_its_start_to_its_end_under_load(server):
-    with grpc.insecure_channel(f"127.0.0.1:{server.asked_port}") as channel:
+    often = [("grpc.max_reconnect_backoff_ms", 200)]
+    with grpc.insecure_channel(f"127.0.0.1:{server.asked_port}", often) as channel:
         assert_that_it_tells_how_far_it_is(channel)
         server.wait()
         probe = health_pb2_grpc.HealthStub(channel)
@@ -58,9 +59,9 @@ def test_a_server_from_its_start_to_its_end_under_load(server):
 
 def assert_that_it_tells_how_far_it_is(channel) -> None:
     """F196: who asks while it loads hears why it does not serve yet."""
-    grpc.channel_ready_future(channel).result(READY_S)
     probe, engine = health_pb2_grpc.HealthStub(channel), services.VllmEngineStub(channel)
-    assert probe.Check(health_pb2.HealthCheckRequest()).status != SERVING
+    asked = {"wait_for_ready": True, "timeout": READY_S}
+    assert probe.Check(health_pb2.HealthCheckRequest(), **asked).status != SERVING
     health = engine.HealthCheck(messages.HealthCheckRequest())
     assert not health.healthy
     assert any(word in health.message for word in ("starting", "loading weights", "compiling"))
