@@ -27,6 +27,10 @@ test: $(INSTALLED)
 	.venv/bin/pyright
 	.venv/bin/python -m pytest -n 2 -m "not gpu and not parity and not slow"
 
+# Twenty minutes of clients that come, hang up and abort; .ci/run has three of them.
+soak: $(INSTALLED)
+	SOAK_SECONDS=1200 .venv/bin/python -m pytest -s -m soak
+
 # The first of the names in PYTHON that runs and is new enough makes the environment.
 $(INSTALLED): pyproject.toml
 	@test -x .venv/bin/pip && exit; \
