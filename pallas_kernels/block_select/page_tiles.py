@@ -5,8 +5,8 @@ A lane (g, t) = (lane / 4, lane % 4) reads 16 bytes of token row 8 i + g, the 32
 contraction's order is free, so the queries are permuted, not the keys. Both ways of multiplying
 give the maximum over the tiles as `query_rows` packs it, warp w's of its page.
 
-* `few`, N <= 16: each warp by itself, mma.m16n8k16, queries in registers.
-* `many`: the four warps together, wgmma, queries in shared memory, some tiles in flight.
+* `Few`, N <= 16: each warp by itself, mma.m16n8k16, queries in registers.
+* `Many`: the four warps together, wgmma, queries in shared memory, some tiles in flight.
 """
 
 from typing import Any
@@ -17,15 +17,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import lanes, nvfp4_lanes
 from pallas_kernels.block_select.query_rows import fold, pack, packed_type, place_rows, unpack
-from pallas_kernels.lanes import REF, SCALAR, Word, word
+from pallas_kernels.lanes import REF, SCALAR, Word
 
 CODE_BYTES, PAGE_BYTES = 8192, 9216
 TILES = 8  # of 16 tokens
-TILES_A_TURN = 8  # of the loop of `few`
-_LOWEST = 0xFF800000  # -inf
 _WGMMA = plgpu.Layout.WGMMA
 _SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-_FLIGHT = {32: 4, 64: 2, 128: 1}  # tiles of `many` at once, by N: as many as registers allow
+_FLIGHT = {32: 4, 64: 2, 128: 1}  # tiles of `Many` at once, by N: as many as registers allow
 
 
 class Few:
@@ -62,16 +60,11 @@ class Few:
         def best(_, pages, queries):
             page, rows = lanes.address(pages, lanes.warp() * PAGE_BYTES), lanes.address(queries)
             b = [[_words(rows, n, w) for w in range(4)] for n in range(num_rows // 8)]
-
-            def more(tile, *found):
-                for i in range(TILES_A_TURN):
-                    found = fold(_multiply(page, tile + i, b), list(map(lanes.real_of_bits, found)))
-                    found = list(map(lanes.bits_of_real, found))
-                return found
-
-            lowest = [lanes.word(_LOWEST)] * (num_rows // 4)
-            found = lanes.repeat(0, TILES, TILES_A_TURN, more, lowest)
-            return pack(list(map(lanes.real_of_bits, found)))
+            found = None
+            for tile in range(TILES):
+                found = fold(_multiply(page, tile, b), found)
+            assert found is not None
+            return pack(found)
 
         return best(pages, queries)
 
@@ -130,20 +123,19 @@ def _words(rows: Any, group: int, w: int) -> list[Word]:
     return lanes.load_words(rows, (lanes.lane() << 4) + (2048 * group + 512 * w), 4)
 
 
-def _decoded(page: Any, tile: Word | int) -> list[list[list[Word]]]:
+def _decoded(page: Any, tile: int) -> list[list[list[Word]]]:
     """half2 words of a tile [rows g, g + 8][4 words][4 pairs]."""
     rows = []
-    for eight in (0, 1):
-        row = word(tile) * 2 + eight  # of eight tokens
-        codes = lanes.load_words(page, (lanes.lane() << 4) + row * 512, 4)
-        scales = lanes.load_bits(page, (lanes.lane() << 1) + row * 64 + CODE_BYTES, 16)
+    for row in (2 * tile, 2 * tile + 1):  # of eight tokens
+        codes = lanes.load_words(page, (lanes.lane() << 4) + 512 * row, 4)
+        scales = lanes.load_bits(page, (lanes.lane() << 1) + (CODE_BYTES + 64 * row), 16)
         steps = nvfp4_lanes.scale_pairs(scales)
         pairs = [nvfp4_lanes.code_pairs(one) for one in codes]
         rows.append([[lanes.multiply_half2(x, steps[w // 2]) for x in pairs[w]] for w in range(4)])
     return rows
 
 
-def _multiply(page: Any, tile: Word, b: list[list[list[Word]]]) -> list[list[Any]]:
+def _multiply(page: Any, tile: int, b: list[list[list[Word]]]) -> list[list[Any]]:
     """One warp's sums of a tile, per 8 query rows."""
     low, high = _decoded(page, tile)
     sums = [[lanes.real(0.0)] * 4 for _ in b]
