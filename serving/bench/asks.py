@@ -33,15 +33,20 @@ class Ask:
     @property
     def ids(self) -> array | None:
         """All segments' ids, one after the other; None where one has only a text."""
-        whole = array("i")
-        for segment in self.segments:
-            if segment.ids is None:
-                return None
-            whole.extend(segment.ids)
-        return whole
+        return concatenated(self.segments)
 
     @property
     def text(self) -> str | None:
         """All segments' texts, likewise."""
         texts = [segment.text for segment in self.segments]
         return None if None in texts else "".join(text or "" for text in texts)
+
+
+def concatenated(segments: Sequence[Segment]) -> array | None:
+    """The ids of segments, likewise."""
+    whole = array("i")
+    for segment in segments:
+        if segment.ids is None:
+            return None
+        whole.extend(segment.ids)
+    return whole
