@@ -38,7 +38,7 @@ _TEAMS = 4
 _SLACK = 8.0  # a maximum is followed once it grows 2^8: float16 weights stay below 256
 _ROW = plgpu.Layout.WGMMA.reduce(1)
 _SWIZZLED = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
-_REF, _CODES, _INT = plgpu.RefType(), plgpu.RefType(_SWIZZLED), plgpu.Layout.WG_SPLAT(())
+_REF, _CODES, _INT = lanes.REF, plgpu.RefType(_SWIZZLED), lanes.SCALAR
 
 
 def refuse(q, k, v, block_ids, block_table, positions, *, scale) -> str | None:
@@ -91,7 +91,7 @@ def sparse_attention(
         out_type=shapes,
         grid=(-(-units // plan.teams),),
         grid_names=("cluster",),
-        cluster=(parts // plan.together,),
+        cluster=(plan.parts // plan.together,),
         cluster_names=("rank",),
         num_threads=plan.teams,
         thread_name="team",
@@ -112,7 +112,8 @@ def _parts(chosen: int) -> int | None:
 class _Plan:
     """How a unit's parts are spread; what is added to what does not depend on it."""
 
-    together: int  # parts of a unit that one warpgroup takes, one after the other
+    parts: int  # of a unit
+    together: int  # of these, what one warpgroup takes, one after the other
     teams: int  # warpgroups of a CTA, each with units of its own
 
     @classmethod
@@ -122,11 +123,11 @@ class _Plan:
         resident and not 12.
         """
         if units >= _TEAMS * _MULTIPROCESSORS:
-            return cls(together=parts, teams=_TEAMS)
+            return cls(parts=parts, together=parts, teams=_TEAMS)
         together = 1
         while together < parts and units * parts >= 2 * together * _MIN_CTAS:
             together *= 2
-        return cls(together=together, teams=1)
+        return cls(parts=parts, together=together, teams=1)
 
     @property
     def ring(self) -> int:
@@ -221,7 +222,7 @@ def _attend(
     _load_queries(plan)(q.at[tile, query, pl.ds(head * _HEADS, _HEADS)], parts)
     lax.fori_loop(0, plan.together, add_part, None)
     heads = pl.ds(head * _HEADS, _HEADS)
-    finish = _merge_parts(_parts(C), plan.together)
+    finish = _merge_parts(plan)
     finish(parts, rank, out.at[tile, query, heads], lse.at[tile, query, heads])
 
 
@@ -256,7 +257,7 @@ def _queries_byte(plan: _Plan) -> int:
 
 
 def _load_queries(plan: _Plan):
-    @plgpu.inline_mgpu(arg_types=(_REF, _REF))
+    @lanes.code(_REF, _REF)
     def load(_, q, parts):
         to = lanes.address(parts, _queries_byte(plan))
         nvfp4_page.query_fragments(lanes.address(q), _WIDTH * 2, to)
@@ -266,25 +267,24 @@ def _load_queries(plan: _Plan):
 
 
 def _scores(plan: _Plan):
-    @plgpu.inline_mgpu(arg_types=(_REF, _CODES, _REF, _INT), return_type=_array((64, 32)))
+    @lanes.code(_REF, _CODES, _REF, _INT, returns=_array((64, 32)))
     def run(_, parts, codes, scales, limit):
         queries = lanes.address(parts, _queries_byte(plan))
-        at = lanes.address(codes), lanes.address(scales)
-        return nvfp4_page.scores(queries, *at, lanes.scalar(limit))
+        codes, scales = lanes.address(codes), lanes.address(scales)
+        return nvfp4_page.scores(queries, codes, scales, lanes.scalar(limit))
 
     return run
 
 
-@plgpu.inline_mgpu(
-    arg_types=(plgpu.Layout.WGMMA, plgpu.Layout.WGMMA, _CODES, _REF, _INT),
-    return_type=_array((64, _WIDTH)),
+@lanes.code(
+    plgpu.Layout.WGMMA, plgpu.Layout.WGMMA, _CODES, _REF, _INT, returns=_array((64, _WIDTH))
 )
 def _add(_, sums, weights, codes, scales, limit):
-    at = (lanes.address(x) for x in (codes, scales))
-    return nvfp4_page.add_values(sums, weights, *at, lanes.scalar(limit))
+    codes, scales = lanes.address(codes), lanes.address(scales)
+    return nvfp4_page.add_values(sums, weights, codes, scales, lanes.scalar(limit))
 
 
-@plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, _ROW), return_type=_array((64, _WIDTH)))
+@lanes.code(plgpu.Layout.WGMMA, _ROW, returns=_array((64, _WIDTH)))
 def _rescale(_, sums, factors):
     """Skipped by a warp whose maxima stayed."""
     return nvfp4_page.rescale(sums, factors)
@@ -295,7 +295,7 @@ def _place(num_blocks: int, chosen: int, plan: _Plan):
     thread, so that all are looked up at once.
     """
 
-    @plgpu.inline_mgpu(arg_types=(_REF, _REF, _REF, _INT, _INT, _REF))
+    @lanes.code(_REF, _REF, _REF, _INT, _INT, _REF)
     def place(_, ids, table, positions, query, rank, places):
         i = lanes.thread()
         slot = i + lanes.scalar(rank) * plan.pages
@@ -324,7 +324,7 @@ def _place(num_blocks: int, chosen: int, plan: _Plan):
 def _merge_warps(ring: int):
     """The places of a part's last two pages, keys and values, are the spare memory."""
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, _ROW, _ROW, _CODES, _REF, _REF, _INT))
+    @lanes.code(plgpu.Layout.WGMMA, _ROW, _ROW, _CODES, _REF, _REF, _INT)
     def run(_, sums, tops, totals, codes, rows, parts, part):
         assert CODE_LINES * 128 == merge.WARP_BYTES and PART % ring == 0
         pages = (ring - 2, ring - 1, 2 * ring - 2, 2 * ring - 1)
@@ -335,15 +335,15 @@ def _merge_warps(ring: int):
     return run
 
 
-def _merge_parts(count: int, together: int):
-    @plgpu.inline_mgpu(arg_types=(_REF, _INT, _REF, _REF))
+def _merge_parts(plan: _Plan):
+    @lanes.code(_REF, _INT, _REF, _REF)
     def run(_, parts, rank, out, lse):
-        ctas = count // together
+        ctas = plan.parts // plan.together
         base = lanes.address(parts)
         sync = lanes.sync_cluster if ctas > 1 else lanes.sync_warpgroup
         sync()
         bases = [lanes.in_cluster(base, i) for i in range(ctas)] if ctas > 1 else [base]
-        all_parts = [lanes.at(x, i * merge.PART_BYTES) for x in bases for i in range(together)]
+        all_parts = [lanes.at(x, i * merge.PART_BYTES) for x in bases for i in range(plan.together)]
         tiles = 16 // ctas  # of this CTA
         to = lanes.address(out), lanes.address(lse)
 

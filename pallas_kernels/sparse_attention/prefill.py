@@ -39,7 +39,8 @@ _WGMMA = plgpu.Layout.WGMMA
 _ROW = _WGMMA.reduce(1)
 _RAW = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
 _HALF = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-_REF, _INT = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())
+_REF, _INT = lanes.REF, lanes.SCALAR
+_ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 _FRAGMENT = plgpu.ShapeDtypeStruct((64, 64), jnp.float16, layout=_WGMMA)
 
 
@@ -138,8 +139,8 @@ def _attend(
         @pl.when((i < PAIRS) & (pairs[jnp.minimum(i, PAIRS - 1)] != END))
         def _():
             page = table[tile, pairs[i] >> pair.bits]
-            for line, parts in ((k_line[0], raw[:2]), (v_line[0], raw[2:])):
-                decode.fetch(pool, page, line, head, K, *parts, page_there)
+            for line, (codes, scales) in ((k_line[0], raw[:2]), (v_line[0], raw[2:])):
+                decode.fetch(pool, page, line, head, K, codes, scales, page_there)
 
     def run(i):
         block = pairs[i] >> pair.bits
@@ -184,7 +185,7 @@ def _attend_pairs(
     transposed = [k_half.at[i].transpose((1, 0)) for i in (0, 1)]
     s = pl.run_scoped(
         functools.partial(product, a=(low, high), b=transposed),
-        plgpu.ACC((64, _BLOCK), jnp.float32),
+        _ACC((64, _BLOCK), jnp.float32),
     )
     loaded = _load(pair, q.shape)(q, pairs, tile, head, j + _TOGETHER, end)
     s = _hide(pair, positions.shape)(s, positions, pairs, tile, block, j, end)
@@ -196,7 +197,7 @@ def _attend_pairs(
     weights = p.astype(jnp.float16)
     sums = pl.run_scoped(
         functools.partial(product, a=(weights,), b=(v_half,)),
-        plgpu.ACC((64, _WIDTH), jnp.float32),
+        _ACC((64, _WIDTH), jnp.float32),
     )
     _store(pair, out.shape)(sums, top, total, out, lse, pairs, tile, head, j, end)
     return tuple(loaded)
@@ -205,9 +206,7 @@ def _attend_pairs(
 def _run_end(bits: int):
     """The first pair after i that names another block."""
 
-    @plgpu.inline_mgpu(
-        arg_types=(_REF, _INT), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=_INT)
-    )
+    @lanes.code(_REF, _INT, returns=plgpu.ShapeDtypeStruct((), jnp.int32, layout=_INT))
     def find(_, pairs, i):
         base, start = lanes.address(pairs), lanes.scalar(i)
         block = lanes.load_words(base, start << 2, 1)[0] >> bits
@@ -224,9 +223,7 @@ def _run_end(bits: int):
     return find
 
 
-@plgpu.inline_mgpu(
-    arg_types=((plgpu.RefType(_RAW), _REF) * 2, plgpu.RefType(_HALF), plgpu.RefType(_HALF), _INT)
-)
+@lanes.code((plgpu.RefType(_RAW), _REF) * 2, plgpu.RefType(_HALF), plgpu.RefType(_HALF), _INT)
 def _decode(_, raw, k_half, v_half, limit):
     k_codes, k_scales, v_codes, v_scales = (lanes.address(x) for x in raw)
     lanes.sync_warpgroup()  # all warps are done with the page before
@@ -243,9 +240,7 @@ def _own(pairs, j, end, pair: Pair) -> tuple[Word, Word]:
 
 
 def _load(pair: Pair, shape):
-    @plgpu.inline_mgpu(
-        arg_types=(_REF, _REF, _INT, _INT, _INT, _INT), return_type=[_FRAGMENT, _FRAGMENT]
-    )
+    @lanes.code(_REF, _REF, _INT, _INT, _INT, _INT, returns=[_FRAGMENT, _FRAGMENT])
     def load(_, q, pairs, tile, head, j, end):
         """bfloat16 bits: float16 in name only."""
         _, T, N, _ = shape
@@ -257,7 +252,7 @@ def _load(pair: Pair, shape):
     return load
 
 
-@plgpu.inline_mgpu(arg_types=(_WGMMA, _WGMMA), return_type=[_FRAGMENT, _FRAGMENT])
+@lanes.code(_WGMMA, _WGMMA, returns=[_FRAGMENT, _FRAGMENT])
 def _queries(_, *loaded):
     parts = (lanes.half_fragments(x) for x in loaded)
     return [lanes.half_accumulator(half_block.queries(x, nvfp4_block.ORDER)) for x in parts]
@@ -266,9 +261,15 @@ def _queries(_, *loaded):
 def _hide(pair: Pair, shape):
     """-inf for keys after a query's own position; skipped by a warp that sees the whole block."""
 
-    @plgpu.inline_mgpu(
-        arg_types=(_WGMMA, _REF, _REF, _INT, _INT, _INT, _INT),
-        return_type=plgpu.ShapeDtypeStruct((64, _BLOCK), jnp.float32, layout=_WGMMA),
+    @lanes.code(
+        _WGMMA,
+        _REF,
+        _REF,
+        _INT,
+        _INT,
+        _INT,
+        _INT,
+        returns=plgpu.ShapeDtypeStruct((64, _BLOCK), jnp.float32, layout=_WGMMA),
     )
     def mask(_, s, positions, pairs, tile, block, j, end):
         query, _ = _own(pairs, j, end, pair)
@@ -289,7 +290,7 @@ def _hide(pair: Pair, shape):
 def _store(pair: Pair, shape):
     """A pair's partial result, float16, and its log-sum-exp."""
 
-    @plgpu.inline_mgpu(arg_types=(_WGMMA, _ROW, _ROW, _REF, _REF, _REF, _INT, _INT, _INT, _INT))
+    @lanes.code(_WGMMA, _ROW, _ROW, _REF, _REF, _REF, _INT, _INT, _INT, _INT)
     def store(_, sums, top, total, out, lse, pairs, tile, head, j, end):
         _, T, K, C, _, _ = shape
         query, slot = _own(pairs, j, end, pair)

@@ -1,4 +1,4 @@
-"""The code that the attention kernels' lanes run, in numpy (`lane_emulator`): pages decoded where
+"""The code that the attention kernels' lanes run, in numpy (`emulated_lanes`): pages decoded where
 they lie, products by fragments, partial results merged.
 """
 
@@ -13,8 +13,9 @@ from pallas_kernels.nvfp4_lanes import DECODED
 from pallas_kernels.sparse_attention import merge, nvfp4_block, nvfp4_page
 from pallas_kernels.window_attention import page_block
 from tests.numerics import assert_close
-from tests.ops import lane_emulator
-from tests.ops.lane_emulator import Real, Ref, Sums, Word, launch
+from tests.ops import emulated_lanes
+from tests.ops.emulated_lanes import Real, Ref, Word
+from tests.ops.lane_emulator import Sums, launch, wgmma
 
 Z, H, G, WARPS = 128, 128, 16, 4
 MODULES = (half_block, merge, nvfp4_block, nvfp4_lanes, nvfp4_page, page_block)
@@ -55,7 +56,7 @@ def _tiles(array):
 def _halves(array):
     """Registers of a float16 (64, n) array."""
     tiles = _tiles(array.astype(np.float32))
-    return [[lane_emulator.half2_of_reals(*x[i : i + 2]) for i in (0, 2)] for x in tiles]
+    return [[emulated_lanes.half2_of_reals(*x[i : i + 2]) for i in (0, 2)] for x in tiles]
 
 
 def _array(tiles):
@@ -98,7 +99,7 @@ def test_a_page_is_scored_and_its_values_weighed(monkeypatch, limit):
     result = {}
 
     def kernel(q, queries, *page):
-        q, queries, *page = (lane_emulator.address(x) for x in (q, queries, *page))
+        q, queries, *page = (emulated_lanes.address(x) for x in (q, queries, *page))
         nvfp4_page.query_fragments(q, 2 * H, queries)
         result["scores"] = nvfp4_page.scores(queries, *page[:2], Word(limit))
         sums = nvfp4_page.add_values(_tiles(before), _halves(weights), *page[2:], Word(limit))
@@ -140,12 +141,12 @@ def test_parts_are_merged_by_their_maxima(monkeypatch, seen):
     out, lse = np.zeros((G, H), ml_dtypes.bfloat16), np.zeros(G, np.float32)
 
     def kernel(spare, rows, parts, out, lse):
-        pieces = [lane_emulator.address(spare, merge.WARP_BYTES * w) for w in range(WARPS)]
-        places = [lane_emulator.address(parts, merge.PART_BYTES * i) for i in range(4)]
+        pieces = [emulated_lanes.address(spare, merge.WARP_BYTES * w) for w in range(WARPS)]
+        places = [emulated_lanes.address(parts, merge.PART_BYTES * i) for i in range(4)]
         for i, place in enumerate(places):
             state = _tiles(sums[i]), _rows(tops[i]), _rows(totals[i])
-            merge.merge_warps(*state, pieces, lane_emulator.address(rows), place)
-        to = lane_emulator.address(out), lane_emulator.address(lse)
+            merge.merge_warps(*state, pieces, emulated_lanes.address(rows), place)
+        to = emulated_lanes.address(out), emulated_lanes.address(lse)
         for rank in range(2):  # as two CTAs would
             merge.merge_parts(places, Word(8 * rank), 8, 2.0, *to)
 
@@ -169,13 +170,13 @@ def _products(monkeypatch, fill, q, order):
     result = {}
 
     def kernel(q, k_half, v_half):
-        fill(lane_emulator.address(k_half), lane_emulator.address(v_half))
-        row = lane_emulator.address(q, lane_emulator.warp() * (G * 2 * H))
+        fill(emulated_lanes.address(k_half), emulated_lanes.address(v_half))
+        row = emulated_lanes.address(q, emulated_lanes.warp() * (G * 2 * H))
         loaded = half_block.load_queries(row)
         sums = Sums(Z)
         for half, part in enumerate(loaded):
             operand = Ref(k_half.array[half]).matrix().T
-            lane_emulator.wgmma(sums, half_block.queries(part, order), operand)
+            wgmma(sums, half_block.queries(part, order), operand)
         result["scores"] = _array(sums[...])
 
     _run(monkeypatch, kernel, Ref(q), k_half, v_half)
@@ -199,7 +200,7 @@ def test_an_nvfp4_page_becomes_operands(monkeypatch):
     q = rng.standard_normal((64, H)).astype(ml_dtypes.bfloat16)
 
     def fill(k_half, v_half):
-        page = [lane_emulator.address(Ref(x)) for x in (k_codes, k_scales, v_codes, v_scales)]
+        page = [emulated_lanes.address(Ref(x)) for x in (k_codes, k_scales, v_codes, v_scales)]
         nvfp4_block.decode_keys(*page[:2], k_half)
         nvfp4_block.decode_values(*page[2:], v_half, Word(limit))
 
@@ -229,7 +230,7 @@ def test_a_drafters_page_becomes_operands(monkeypatch, fmt):
     def fill(k_half, v_half):
         places = half_block.place_key, half_block.place_value
         for (codes, _), to, place in zip(pages, (k_half, v_half), places, strict=True):
-            row = page_block.page_row(lane_emulator.address(Ref(codes)), fmt)
+            row = page_block.page_row(emulated_lanes.address(Ref(codes)), fmt)
             page_block.write_row(row, to, place, Word(limit))
 
     scores, stored = _products(monkeypatch, fill, q, page_block.ORDER)
@@ -263,9 +264,9 @@ def test_results_leave_in_the_order_of_their_dimensions(monkeypatch, order):
     out = Ref(np.zeros((64, H), np.float16))
 
     def kernel(out):
-        row = lane_emulator.address(out, lane_emulator.warp() * (G * 2 * H))
+        row = emulated_lanes.address(out, emulated_lanes.warp() * (G * 2 * H))
         tiles = _tiles(values[:, _columns(order)])
-        pack = lane_emulator.half2_of_reals
+        pack = emulated_lanes.half2_of_reals
         half_block.store_rows(tiles, _rows(factors), row, order, pack)
 
     _run(monkeypatch, kernel, out)
@@ -276,7 +277,7 @@ def test_what_lies_outside_a_part_of_a_block_is_hidden(monkeypatch):
     values, result = np.zeros((64, Z), np.float32), []
 
     def kernel():
-        first, end = lane_emulator.warp() + 3, Word(100)
+        first, end = emulated_lanes.warp() + 3, Word(100)
         result.append(half_block.hide(_tiles(values), first, end))
         result.append(half_block.hide(_tiles(values), 0, end))
 
