@@ -23,9 +23,10 @@ from configs.sft import SFTConfig
 from minimax_jax.compiled import keep_compiled_programs
 from minimax_jax.loaded import ASSETS, load
 from minimax_jax.sampling import SamplingParams
+from minimax_jax.speculative.stats import SpeculationStats
 from rl.calibrate import add_calibrate
 from rl.curves import plot_runs
-from rl.evaluate import FAMILY_SETS, Score, held_out, score_model, total
+from rl.evaluate import FAMILY_SETS, Score, held_out, sampled_answers, score_answers, total
 from rl.grpo import train_grpo
 from rl.grpo_run import start_run as start_grpo
 from rl.sft import train
@@ -93,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--family", default="short", help=f"one of {', '.join(FAMILY_SETS)}")
     evaluate.add_argument("--temperature", type=float, default=1.0)
     evaluate.add_argument("--seed", type=int, default=0, help="of the sampling; the problems stay")
+    evaluate.add_argument(
+        "--speculative", action="store_true", help="with the model's drafter, and its counts too"
+    )
     evaluate.add_argument("--json", action="store_true", help="print JSON")
     add_calibrate(
         commands.add_parser(
@@ -164,15 +168,21 @@ def _eval(options: argparse.Namespace, console: Console) -> None:
         raise ValueError(f"n={options.n} is not at least 1")
     SamplingParams(temperature=options.temperature, seed=options.seed)  # refuses before loading
     asked = held_out(options.n, FAMILY_SETS[options.family])
-    loaded = load(options.model)
-    scores = score_model(loaded, asked, temperature=options.temperature, seed=options.seed)
+    loaded = load(options.model, speculative=options.speculative)
+    how = {"temperature": options.temperature, "seed": options.seed}
+    answers = sampled_answers(loaded, asked, **how)
+    scores = score_answers(asked, answers)
     rows = {**scores, "all": total(scores.values())}
+    stats = SpeculationStats.total(one.speculation for one in answers if one.speculation)
     if options.json:
-        print(json.dumps({name: _as_json(score) for name, score in rows.items()}))
+        record: dict[str, object] = {name: _as_json(score) for name, score in rows.items()}
+        print(json.dumps(record | ({"speculation": stats.to_dict()} if stats.steps else {})))
         return
     console.print(
         _table(rows, f"{options.model}: exact match at temperature {options.temperature:g}")
     )
+    if stats.steps:
+        console.print(f"speculation: {stats}", highlight=False)
 
 
 def _tokenizer(options: argparse.Namespace, console: Console) -> None:
