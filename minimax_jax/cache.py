@@ -6,11 +6,22 @@ from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, UInt8
 
 from configs.model import ModelConfig
 from pallas_kernels.layouts.pages import Pages
-from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
+from pallas_kernels.layouts.pool import LINE, CacheFormats, PoolLayout
+from sharding.apply import named_sharding
+from sharding.axes import MODEL
+from sharding.rules import SERVE
+
+POOL_AXES = ("ranks", None, None, None)
+
+
+def local_heads(config: ModelConfig, mesh: Mesh | None) -> int:
+    """Key/value heads of a rank; more tensor-parallel ranks than heads share copies of them."""
+    return max(1, config.attention.num_kv_heads // (1 if mesh is None else mesh.shape[MODEL]))
 
 
 def pool_layout(
@@ -38,23 +49,19 @@ class Cache:
     layout: PoolLayout = field(metadata={"static": True})
 
     @classmethod
-    def empty(cls, layout: PoolLayout, num_blocks: int) -> "Cache":
-        """A cache of `num_blocks` blocks of zeros on one rank."""
-        return cls(pool=layout.empty(num_blocks)[None], layout=layout)
+    def empty(cls, layout: PoolLayout, num_blocks: int, mesh: Mesh | None = None) -> "Cache":
+        """A cache of `num_blocks` blocks of zeros on each rank of a mesh."""
+        shape = (1 if mesh is None else mesh.size, num_blocks, layout.lines, LINE)
+        sharding = None if mesh is None else named_sharding(mesh, POOL_AXES, SERVE, shape)
+        return cls(pool=jnp.zeros(shape, jnp.uint8, device=sharding), layout=layout)
 
-    @property
-    def local_pool(self) -> UInt8[Array, "P lines 128"]:
-        """The pool of the one rank that this program sees."""
-        assert self.pool.shape[0] == 1, "several ranks are addressed through sharding.local"
-        return self.pool.reshape(self.pool.shape[1:])
-
-    def with_pool(self, pool: UInt8[Array, "P lines 128"]) -> "Cache":
+    def with_pool(self, pool: UInt8[Array, "ranks P lines 128"]) -> "Cache":
         """This cache with another pool of the same shape."""
-        return replace(self, pool=pool.reshape(self.pool.shape))
+        return replace(self, pool=pool)
 
 
 def layer_pages(
-    pool: UInt8[Array, "P lines 128"], layout: PoolLayout, line: Array | int, *, sparse: bool
+    pool: UInt8[Array, "*ranks P lines 128"], layout: PoolLayout, line: Array | int, *, sparse: bool
 ) -> tuple[Pages, Pages, Pages | None]:
     """K, V and index key of the layer that starts at `line`."""
     compute = layout.formats.compute

@@ -15,9 +15,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, UInt8
 
 from configs.model import ModelConfig
-from minimax_jax.attention import Attention, Context
+from minimax_jax.attention import Attention
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache
+from minimax_jax.context import Context
 from minimax_jax.layers import MLP, GemmaNorm, Linear, normal
 from minimax_jax.lora import Adapter, part
 from minimax_jax.moe import MoE
@@ -38,11 +39,11 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        pool: UInt8[Array, "P lines 128"] | None,
+        pool: UInt8[Array, "ranks P lines 128"] | None,
         line: Array | int,
         context: Context,
         adapter: Adapter = None,
-    ) -> tuple[Float[Array, "B T D"], UInt8[Array, "P lines 128"] | None]:
+    ) -> tuple[Float[Array, "B T D"], UInt8[Array, "ranks P lines 128"] | None]:
         normed = self.input_norm(x)
         attended, pool = self.attention(normed, pool, line, context, part(adapter, "attention"))
         x = constrain(x + attended, "batch", None, "embed")
@@ -84,7 +85,7 @@ class Model(nnx.Module):
         context = Context.of(batch, self.config, layout)
         x = self.embedded(batch.tokens)
         x = constrain(x, "batch", None, "embed")
-        pool = None if cache is None else cache.local_pool
+        pool = None if cache is None else cache.pool
         run = jax.checkpoint(_run_layer) if remat else _run_layer
         tapped = {}
         for i, layer in enumerate(self.layers):

@@ -119,9 +119,7 @@ def _attend(
         ):
             first = lines[part]
             at = first + head * _CODE_LINES
-            plgpu.copy_gmem_to_smem(
-                pool.at[page, pl.ds(at, _CODE_LINES)], codes.at[i], there.at[i]
-            )
+            plgpu.copy_gmem_to_smem(pool.at[page, pl.ds(at, _CODE_LINES)], codes.at[i], there.at[i])
             at = first + K * _CODE_LINES + head * _SCALE_LINES
             plgpu.copy_gmem_to_smem(
                 pool.at[page, pl.ds(at, _SCALE_LINES)], scales.at[i], there.at[i]
@@ -195,9 +193,7 @@ def _rescale(_, sums, factors):
 
 
 def _merge(splits: int):
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.Layout.WGMMA, _ROW, _ROW, _REF, _INT, _REF, _REF)
-    )
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, _ROW, _ROW, _REF, _INT, _REF, _REF))
     def run(_, sums, tops, totals, scratch, rank, out, lse):
         at = lanes.address(out), lanes.address(lse)
         unit = DECODED

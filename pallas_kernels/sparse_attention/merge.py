@@ -72,7 +72,9 @@ def _merge_warps(base: Any) -> None:
         store_reals(base, at + 64, [total])
     for i in range(4):
         at = (lanes.warp() + 4 * i) * 512 + lanes.lane() * 16
-        store_reals(base, at + _OWN, _weighted([base] * 4, [at + _PART * w for w in range(4)], weights))
+        store_reals(
+            base, at + _OWN, _weighted([base] * 4, [at + _PART * w for w in range(4)], weights)
+        )
 
 
 def _merge_ctas(parts: list[Any], rank: Word, tiles: int, unit: float, out: Any, lse: Any) -> None:
@@ -118,5 +120,7 @@ def _weighted(parts: list[Any], places: list[Word], weights: list[list[Real]]) -
     sums = [real(0.0)] * 4
     for i, (part, at) in enumerate(zip(parts, places, strict=True)):
         values = load_reals(part, at, 4)
-        sums = [x + y * weights[j // 2][i] for j, (x, y) in enumerate(zip(sums, values, strict=True))]
+        sums = [
+            x + y * weights[j // 2][i] for j, (x, y) in enumerate(zip(sums, values, strict=True))
+        ]
     return sums

@@ -51,7 +51,7 @@ def random_drafter(config: ModelConfig, seed: int = 0) -> Drafter:
 def empty_cache(config: ModelConfig, num_blocks: int, formats: CacheFormats = EXACT) -> Cache:
     """A cache whose every byte is 0xFF, which is NaN in each format: nothing unwritten is read."""
     cache = Cache.empty(pool_layout(config, formats), num_blocks)
-    return cache.with_pool(jnp.full_like(cache.local_pool, 0xFF))
+    return cache.with_pool(jnp.full_like(cache.pool, 0xFF))
 
 
 def at(positions: np.ndarray, table: np.ndarray) -> Batch:
