@@ -8,14 +8,15 @@ from configs.parts import check, check_positive
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """One gRPC listener. Files are read when it starts."""
+    """One gRPC listener over an engine, which others may share. Files are read when it starts."""
 
     host: str = described("127.0.0.1", "the address to listen on; this machine alone")
     port: int = described(50051, "the port of gRPC; 0 takes a free one")
     max_message_bytes: int = described(32 << 20, "bytes of a request message")
     max_concurrent_requests: int = described(1024, "requests at a time; more are turned away")
     shutdown_timeout: float = described(30.0, "seconds that running requests get to end on SIGTERM")
-    api_key_file: str | None = described(None, "a file with the bearer token that calls must carry")
+    api_key: str | None = described(None, "the bearer token that calls must carry")
+    api_key_file: str | None = described(None, "a file that holds it, out of the list of processes")
     ssl_certfile: str | None = described(None, "the server's certificate chain, PEM")
     ssl_keyfile: str | None = described(None, "the key of that certificate, PEM")
     ssl_ca_certs: str | None = described(None, "asks clients for a certificate of these, PEM")
@@ -28,6 +29,10 @@ class ServerConfig:
         check(
             0 <= self.shutdown_timeout < float("inf"),
             f"shutdown_timeout={self.shutdown_timeout} is not a number of seconds",
+        )
+        check(
+            self.api_key is None or self.api_key_file is None,
+            "api_key and api_key_file are two ways to say one thing",
         )
         check(
             (self.ssl_certfile is None) == (self.ssl_keyfile is None),

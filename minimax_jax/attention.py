@@ -105,6 +105,7 @@ class Attention(nnx.Module):
                 partial(_through_pages, choice=choice),
                 in_axes=[POOL_AXES, (), _PROJECTIONS, (None,), ("batch", None, None)],
                 out_axes=[_HEADS, POOL_AXES],
+                rules=context.rules,
             )
             out, pool = through_pages(pool, jnp.asarray(line), raw, norms, context)
         out = out.reshape(*x.shape[:2], self.config.num_heads * self.config.head_dim)

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, UInt8
+from jaxtyping import Array, Int, UInt8
 
 from configs.model import ModelConfig
+from configs.parts import check
+from minimax_jax.batch import Batch
 from pallas_kernels.layouts.pages import Pages
 from pallas_kernels.layouts.pool import LINE, CacheFormats, PoolLayout
 from sharding.apply import named_sharding
@@ -22,6 +24,9 @@ POOL_AXES = ("ranks", None, None, None)
 def local_heads(config: ModelConfig, mesh: Mesh | None) -> int:
     """Key/value heads of a rank; more tensor-parallel ranks than heads share copies of them."""
     return max(1, config.attention.num_kv_heads // (1 if mesh is None else mesh.shape[MODEL]))
+
+
+NO_ROUTE = 255  # in a record of expert ids: none is known
 
 
 def pool_layout(
@@ -47,6 +52,8 @@ class Cache:
 
     pool: UInt8[Array, "ranks P lines 128"]
     layout: PoolLayout = field(metadata={"static": True})
+    # The experts chosen for each token, by the same block ids: only where they are recorded.
+    choices: UInt8[Array, "P L Z X"] | None = None
 
     @classmethod
     def empty(cls, layout: PoolLayout, num_blocks: int, mesh: Mesh | None = None) -> "Cache":
@@ -55,9 +62,28 @@ class Cache:
         sharding = None if mesh is None else named_sharding(mesh, POOL_AXES, SERVE, shape)
         return cls(pool=jnp.zeros(shape, jnp.uint8, device=sharding), layout=layout)
 
+    def recording(self, config: ModelConfig) -> "Cache":
+        """This cache with room for the experts of each token, none of them known yet."""
+        moe, layers = config.moe, sum(config.moe_layers)
+        check(moe.num_experts <= NO_ROUTE, f"{moe.num_experts} experts are too many for a byte")
+        ranks = self.pool.shape[0]
+        check(ranks == 1, f"experts are recorded on one device so far, and the pool has {ranks}")
+        shape = (self.pool.shape[1], layers, self.layout.block_size, moe.experts_per_token)
+        return replace(self, choices=jnp.full(shape, NO_ROUTE, jnp.uint8))
+
     def with_pool(self, pool: UInt8[Array, "ranks P lines 128"]) -> "Cache":
         """This cache with another pool of the same shape."""
         return replace(self, pool=pool)
+
+    def with_choices(self, choices: Int[Array, "L B T X"], batch: Batch) -> "Cache":
+        """This cache with the experts of a batch's tokens written at their slots, if it records."""
+        if self.choices is None:
+            return self
+        slots = batch.slots(self.layout.block_size)
+        blocks = jnp.where(slots.block_ids < 0, len(self.choices), slots.block_ids)
+        rows = jnp.moveaxis(choices.reshape(len(choices), -1, choices.shape[-1]), 0, 1)
+        written = self.choices.at[blocks, :, slots.places].set(rows.astype(jnp.uint8), mode="drop")
+        return replace(self, choices=written)
 
 
 def layer_pages(

@@ -9,20 +9,26 @@ from configs.model import ModelConfig
 from minimax_jax.batch import Batch
 from minimax_jax.rope import rope_angles
 from pallas_kernels.layouts.pool import PoolLayout
+from sharding.rules import SERVE, Rules
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What all layers of one step share: the batch, its angles, and how the cache stores."""
+    """What all layers of one step share: the batch, its angles, how the cache stores, and where
+    arrays lie on the mesh.
+    """
 
     batch: Batch
     cos: Float[Array, "B T r"]
     sin: Float[Array, "B T r"]
     layout: PoolLayout = field(metadata={"static": True})
+    rules: Rules = field(default=SERVE, metadata={"static": True})
 
     @classmethod
-    def of(cls, batch: Batch, config: ModelConfig, layout: PoolLayout) -> "Context":
+    def of(
+        cls, batch: Batch, config: ModelConfig, layout: PoolLayout, rules: Rules = SERVE
+    ) -> "Context":
         """The context of a batch."""
         cos, sin = rope_angles(batch.positions, config.attention)
-        return cls(batch=batch, cos=cos, sin=sin, layout=layout)
+        return cls(batch=batch, cos=cos, sin=sin, layout=layout, rules=rules)

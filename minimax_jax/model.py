@@ -7,6 +7,7 @@ traced once; what differs by layer is passed in.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from minimax_jax.lora import Adapter, part
 from minimax_jax.moe import MoE
 from pallas_kernels.layouts.pool import PoolLayout
 from sharding.apply import constrain
+from sharding.rules import SERVE
 
 
 class DecoderLayer(nnx.Module):
@@ -44,11 +46,39 @@ class DecoderLayer(nnx.Module):
         context: Context,
         adapter: Adapter = None,
     ) -> tuple[Float[Array, "B T D"], UInt8[Array, "ranks P lines 128"] | None]:
+        x, pool, _ = self.with_choice(x, pool, line, context, adapter, None)
+        return x, pool
+
+    def with_choice(
+        self,
+        x: Float[Array, "B T D"],
+        pool: UInt8[Array, "ranks P lines 128"] | None,
+        line: Array | int,
+        context: Context,
+        adapter: Adapter,
+        replay: Int[Array, "rows X"] | None,
+    ) -> tuple[
+        Float[Array, "B T D"], UInt8[Array, "ranks P lines 128"] | None, Int[Array, "rows X"] | None
+    ]:
+        """The stream, the pool, and the experts that the router chooses (None: there are none)."""
         normed = self.input_norm(x)
         attended, pool = self.attention(normed, pool, line, context, part(adapter, "attention"))
         x = constrain(x + attended, "batch", None, "embed")
-        x = x + self.mlp(self.post_attention_norm(x), part(adapter, "mlp"))
-        return constrain(x, "batch", None, "embed"), pool
+        normed, choice = self.post_attention_norm(x), None
+        if isinstance(self.mlp, MoE):
+            y, choice = self.mlp.with_choice(normed, part(adapter, "mlp"), replay, context.rules)
+        else:
+            y = self.mlp(normed, part(adapter, "mlp"))
+        return constrain(x + y, "batch", None, "embed"), pool, choice
+
+
+class Walk(NamedTuple):
+    """What all layers leave: `Model.walk`."""
+
+    hidden: Float[Array, "B T D"]
+    cache: Cache | None
+    taps: list[Float[Array, "B T D"]]
+    choices: Int[Array, "L B T X"]  # of the layers with experts
 
 
 class Model(nnx.Module):
@@ -65,6 +95,7 @@ class Model(nnx.Module):
         self.head = Linear(config.vocab_size, config.hidden_size, ("vocab", "embed"), rngs)
         self.config = config
         self.dtype = jnp.dtype(dtype)
+        self.rules = SERVE  # where weights and activations lie on a mesh; what loads them says so
 
     def hidden(
         self,
@@ -77,23 +108,49 @@ class Model(nnx.Module):
         taps: Sequence[int] = (),
     ) -> tuple[Float[Array, "B T D"], Cache | None, list[Float[Array, "B T D"]]]:
         """The residual stream after the last layer (before the final norm), the cache, and the
-        stream after each tapped layer.
+        stream after each tapped layer: `walk` without the experts' part.
+        """
+        walked = self.walk(batch, layout, cache, adapter, remat=remat, taps=taps)
+        return walked.hidden, walked.cache, walked.taps
+
+    def walk(
+        self,
+        batch: Batch,
+        layout: PoolLayout,
+        cache: Cache | None = None,
+        adapter: Adapter = None,
+        *,
+        remat: bool = False,
+        taps: Sequence[int] = (),
+        replay: Int[Array, "L B T X"] | None = None,
+    ) -> Walk:
+        """All layers.
 
         Without a cache the batch's tiles are its own keys (`minimax_jax.batch.pack`). `remat`
-        recomputes each layer in the backward pass.
+        recomputes each layer in the backward pass. With `replay` the layers with experts use those
+        ids, and their own choice where it is `NO_ROUTE`. A cache that records takes down the
+        choices.
         """
-        context = Context.of(batch, self.config, layout)
+        context = Context.of(batch, self.config, layout, self.rules)
         x = self.embedded(batch.tokens)
         x = constrain(x, "batch", None, "embed")
         pool = None if cache is None else cache.pool
         run = jax.checkpoint(_run_layer) if remat else _run_layer
-        tapped = {}
+        X = self.config.moe.experts_per_token
+        tapped, choices = {}, []
         for i, layer in enumerate(self.layers):
             line = jnp.int32(layout.layer_line(i))
-            x, pool = run(layer, x, pool, line, context, part(part(adapter, "layers"), str(i)))
+            ids = None
+            if replay is not None and self.config.moe_layers[i]:
+                ids = replay[len(choices)].reshape(-1, X)
+            of_layer = part(part(adapter, "layers"), str(i))
+            x, pool, choice = run(layer, x, pool, line, context, of_layer, ids)
             tapped[i] = x if i in taps else None
-        cache = None if cache is None or pool is None else cache.with_pool(pool)
-        return x, cache, [tapped[i] for i in taps]
+            choices += [] if choice is None else [choice.reshape(*batch.tokens.shape, X)]
+        choices = jnp.stack(choices) if choices else jnp.zeros((0, *batch.tokens.shape, X), int)
+        if cache is not None and pool is not None:
+            cache = cache.with_pool(pool).with_choices(choices, batch)
+        return Walk(x, cache, [tapped[i] for i in taps], choices)
 
     def embedded(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """The residual stream before the first layer; M3 does not scale it."""
@@ -117,5 +174,5 @@ class Model(nnx.Module):
 
 
 @jax.jit
-def _run_layer(layer: DecoderLayer, x, pool, line, context: Context, adapter: Adapter):
-    return layer(x, pool, line, context, adapter)
+def _run_layer(layer: DecoderLayer, x, pool, line, context: Context, adapter: Adapter, replay):
+    return layer.with_choice(x, pool, line, context, adapter, replay)

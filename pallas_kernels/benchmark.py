@@ -44,7 +44,7 @@ def random_pool(layout: PoolLayout, num_blocks: int, seed: int = 0) -> UInt8[Arr
     def some(key):
         return jax.random.bits(key, (_CHUNK, layout.lines, LINE), jnp.uint8) & mask
 
-    keys = jax.random.split(jax.random.key(seed), -(-num_blocks // _CHUNK))
+    keys = jax.random.split(jax.random.key(seed, impl="unsafe_rbg"), -(-num_blocks // _CHUNK))
     chunks = jax.jit(lambda keys: jax.lax.map(some, keys))(keys)
     return chunks.reshape(-1, layout.lines, LINE)[:num_blocks]
 

@@ -2,12 +2,17 @@
 for by name.
 
 A refusal is a sentence. When every implementation refuses, the caller gets all the sentences at
-once.
+once. On a GPU the reference does not run silently: where the faster ones refuse, it warns.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import jax
+
+HOPPER = "9.0"  # compute capability of the devices that the Mosaic kernels are written for
 
 
 def accepts(*args: Any, **options: Any) -> None:
@@ -39,6 +44,8 @@ def choose(
     for one in candidates:
         reason = one.refuse(*args, **options)
         if reason is None:
+            if refusals and one.name == "reference" and name is None and _on_gpu():
+                warnings.warn(f"the reference runs on a GPU: {'; '.join(refusals)}", stacklevel=3)
             return one
         refusals.append(f"{one.name}: {reason}")
     raise ValueError("no implementation takes these arguments: " + "; ".join(refusals))
@@ -48,3 +55,17 @@ def explain(table: Sequence[Implementation], *args: Any, **options: Any) -> str:
     """One line an implementation: what it says to these arguments, the one that would run first."""
     answers = [(one.name, one.refuse(*args, **options)) for one in table]
     return "\n".join(f"{name}: {reason or 'runs'}" for name, reason in answers)
+
+
+def refuse_device() -> str | None:
+    """A sentence if the kernels for Hopper cannot run where JAX runs by default."""
+    if not _on_gpu():
+        return f"needs a GPU, and JAX runs on {jax.default_backend()}"
+    capability = getattr(jax.devices()[0], "compute_capability", "unknown")
+    if capability != HOPPER:
+        return f"needs compute capability {HOPPER}, and the device has {capability}"
+    return None
+
+
+def _on_gpu() -> bool:
+    return jax.default_backend() == "gpu"

@@ -2,7 +2,7 @@
 addresses, half2 arithmetic, tensor-core products of one warp.
 
 Array code cannot say which bytes a lane owns; these few operations can. They are used in bodies
-given to `plgpu.inline_mgpu` under `LoweringSemantics.Lane`, where every call emits instructions of
+given to `code` under `LoweringSemantics.Lane`, where every call emits instructions of
 the running lane.
 """
 
@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, llvm, nvvm, scf, vector
 from jax.experimental.mosaic.gpu import fragmented_array as fa
 from jax.experimental.mosaic.gpu import utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, nvvm, scf, vector
 
+REF = plgpu.RefType()  # arguments of `code`: a reference without transforms,
+SCALAR = plgpu.Layout.WG_SPLAT(())  # and an int32 scalar
 _SIGN = 1 << 31
 
 
@@ -90,6 +93,14 @@ class Real:
         return arith.cmpf(arith.CmpFPredicate.UNE, self.value, other.value)
 
 
+def code(*arguments: Any, returns: Any = None) -> Callable[[Callable], Callable[..., Any]]:
+    """Makes a function of (context, *arguments) part of a kernel: what it calls here is emitted.
+
+    `arguments` are `REF`, `SCALAR` or layouts of arrays, `returns` shapes with layouts.
+    """
+    return plgpu.inline_mgpu(arg_types=arguments, return_type=returns)
+
+
 def word(x: "Word | int") -> Word:
     """A constant, or the word itself."""
     if isinstance(x, Word):
@@ -101,6 +112,11 @@ def word(x: "Word | int") -> Word:
 def scalar(array: Any) -> Word:
     """The one register of an int32 scalar that came in as `Layout.WG_SPLAT(())`."""
     return Word(array.registers.flat[0])
+
+
+def splat(x: Word) -> Any:
+    """A register that all lanes agree on, as the int32 scalar `Layout.WG_SPLAT(())`."""
+    return fa.FragmentedArray.splat(x.value, (), is_signed=True)
 
 
 def thread() -> Word:
@@ -300,11 +316,21 @@ def any_lane(conditions: Sequence[Any]) -> Any:
     return arith.cmpi(arith.CmpIPredicate.ne, found, word(0).value)
 
 
+def first_lane(condition: Any) -> Word:
+    """The lowest lane of the warp in which a condition (i1) holds; 32 where none does."""
+    text = (
+        "{ .reg .pred mine; .reg .b32 set; setp.ne.b32 mine, $1, 0; "
+        "vote.sync.ballot.b32 set, mine, 0xffffffff; brev.b32 set, set; clz.b32 $0, set; }"
+    )
+    return Word(_asm(_i32(), [arith.extui(_i32(), condition)], text, "=r,r"))
+
+
 def branch(condition: Any, changed: Callable[[], list[Real]], same: list[Real]) -> list[Real]:
     """`changed()` where the condition holds, else `same`: a real branch."""
     one = scf.IfOp(condition, [x.value.type for x in same], has_else=True)
     with ir.InsertionPoint(one.then_block):
         scf.yield_([x.value for x in changed()])
+    assert one.else_block is not None
     with ir.InsertionPoint(one.else_block):
         scf.yield_([x.value for x in same])
     return [Real(x) for x in one.results]
@@ -326,8 +352,8 @@ def repeat(
     carry: Sequence[Word] = (),
 ) -> list[Word]:
     """A loop: `body(i, *carry)` gives the next carry; each lane may have its own bounds."""
-    bounds = [word(x).value for x in (start, stop, step)]
-    loop = scf.ForOp(*bounds, [one.value for one in carry])
+    first, last, by = (word(x).value for x in (start, stop, step))
+    loop = scf.ForOp(first, last, by, [one.value for one in carry])
     with ir.InsertionPoint(loop.body):
         after = body(Word(loop.induction_variable), *map(Word, loop.inner_iter_args))
         scf.yield_([one.value for one in after])

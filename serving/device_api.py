@@ -8,6 +8,7 @@ from jaxtyping import UInt32
 
 from serving.engine_api import Profile
 from serving.scheduling.plan import StepPlan, StepResult
+from serving.scheduling.sampling_params import SamplingParams
 
 Slot = tuple[int, int]  # data rank, slot
 Mask = UInt32[np.ndarray, "places words"]  # of the next token, and of those after each draft
@@ -29,6 +30,12 @@ class Device(Protocol):
         """Blocks of each data rank's pool."""
         ...
 
+    def check(self, sampling: SamplingParams) -> None:
+        """Raises ValueError with a sentence for options that no row can have; called on any
+        thread, before a request is queued.
+        """
+        ...
+
     def dispatch(self, plan: StepPlan, masks: Mapping[Slot, Mask]) -> Running:
         """Starts a step and does not wait for it. `masks` are those of sequences with a grammar,
         in the form of `minimax_jax.sampling.packed_mask`.
@@ -42,7 +49,9 @@ class Device(Protocol):
         ...
 
     def start_profile(self, profile: Profile) -> None:
-        """Begins to profile device steps."""
+        """Begins to profile device steps. The engine counts them: this is called just before the
+        first one that is wanted, and `stop_profile` after the result of the last.
+        """
         ...
 
     def stop_profile(self) -> None:

@@ -28,12 +28,14 @@ WAY_UP = {"rl/__main__.py": {"serving"}}
 ARRAYS = {"jax", "numpy", "ml_dtypes", "jaxtyping"}
 FILES_AND_TEXT = {"safetensors", "tokenizers", "jinja2", "huggingface_hub", "pydantic", "rich"}
 GRPC = {"grpc", "grpc_health", "grpc_reflection", "google", "smg_grpc_proto"}
+WEB = {"httpx2", "prometheus_client"}
+SERVING_ALONE = {"flax", "llguidance", "matplotlib", "prometheus_client"}
 THIRD_PARTY = {
     "configs": set(),
     "pallas_kernels": ARRAYS | {"jaxlib", "jax_triton", "triton"},
     "sharding": ARRAYS,
     "minimax_jax": ARRAYS | FILES_AND_TEXT | {"flax", "matplotlib"},
-    "serving": ARRAYS | FILES_AND_TEXT | GRPC | {"flax", "llguidance"},
+    "serving": ARRAYS | FILES_AND_TEXT | GRPC | WEB | SERVING_ALONE,
     "rl": ARRAYS
     | FILES_AND_TEXT
     | {"flax", "optax", "orbax", "matplotlib", "pebble", "math_verify", "pyarrow"},

@@ -77,6 +77,11 @@ class TextStream:
         self._held = ""
         self._tokens = _TokenEnds()
 
+    @property
+    def num_certain_tokens(self) -> int:
+        """How many tokens lie wholly in text that no stop string can reach any more."""
+        return self._tokens.count_before
+
     def push(self, token_id: int) -> str:
         """The text that is certain after `token_id`; afterwards `match` may be set."""
         assert self.match is None, "the text has ended"

@@ -4,11 +4,14 @@ spec/model 2.8).
 
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.block_select import reference
+from pallas_kernels.block_select import mosaic, reference
 from pallas_kernels.dispatch import Implementation, choose
 from pallas_kernels.layouts.pages import Source
 
-TABLE = (Implementation("reference", reference.block_select),)
+TABLE = (
+    Implementation("mosaic", mosaic.block_select, mosaic.refuse),
+    Implementation("reference", reference.block_select),
+)
 
 
 def block_select(

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from configs.server import ServerConfig
 from serving.rpc.statuses import EXPECTED, status_of
 
 OPEN_SERVICE = "/grpc.health.v1.Health/"
@@ -49,14 +50,23 @@ class Door(grpc.aio.ServerInterceptor):
         return hmac.compare_digest(given, self._expected)
 
 
-def read_token(path: str) -> str:
-    """The bearer token in a file: its text without the white space around it."""
+def read_token(config: ServerConfig) -> str | None:
+    """The bearer token that a config gives, or that stands in its file: the text without the white
+    space around it.
+    """
+    path = config.api_key_file
+    if path is None:
+        return None if config.api_key is None else _one_word(config.api_key, "api_key")
     try:
         token = Path(path).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"api_key_file={path!r} cannot be read: {error}") from error
+    return _one_word(token, f"api_key_file={path!r}")
+
+
+def _one_word(token: str, name: str) -> str:
     if not token.isascii() or not token.isprintable() or not token or " " in token:
-        raise ValueError(f"api_key_file={path!r} does not hold one word of ASCII")
+        raise ValueError(f"{name} does not hold one word of ASCII")
     return token
 
 

@@ -59,7 +59,7 @@ class Server:
     async def start(self) -> int:
         """Listens; the port. Raises ValueError with a sentence when it cannot."""
         config = self._config
-        token = None if config.api_key_file is None else read_token(config.api_key_file)
+        token = read_token(config)
         server = grpc.aio.server(interceptors=[Door(NAME, token)], options=_options(config))
         services.add_VllmEngineServicer_to_server(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

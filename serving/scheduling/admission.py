@@ -33,6 +33,7 @@ class Admission:
         self._watermark = int(config.watermark * ranks[0].pages.num_blocks)
         self._urgent_take = config.scheduling_policy == "priority"
         self.prefix_queries = self.prefix_hits = 0  # in tokens
+        self.only_begun = False  # whether nothing comes in but what was preempted
 
     def admit(self, open_prefills: list[int]) -> list[Request]:
         """Lets in what fits; `open_prefills` is how many prompts each rank may begin, 0 where a
@@ -40,7 +41,7 @@ class Admission:
         """
         admitted: list[Request] = []
         blocked: list[Request] = []
-        for request in self._waiting.front():
+        for request in self._waiting.front(only_begun=self.only_begun):
             if not any(open_prefills) or len(blocked) == MAX_BLOCKED:
                 break
             places = self._places(request)

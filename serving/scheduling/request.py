@@ -89,7 +89,9 @@ class Request:
         # host looks for the end in the text, a dispatch of several steps would often be in vain.
         self.is_synchronous = self.sampling.structured_outputs is not None
         self.takes_single_steps = self.is_synchronous or bool(self.sampling.stop)
-        self.phase, self.finish_reason, self.stop_token = Phase.WAITING, None, None
+        self.phase = Phase.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_token: int | None = None
         self.weight_version = self.bypassed = self.num_preemptions = 0
         self.cached_tokens: int | None = None  # of the first admission
         self.draft_tokens = self.accepted_tokens = 0

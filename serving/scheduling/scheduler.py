@@ -181,6 +181,12 @@ class Scheduler:
 
     # ---- the whole
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a sequence runs, drains, or waits to come back after a preemption."""
+        held = any(rank.running or rank.draining for rank in self.ranks)
+        return held or any(one.num_preemptions for one in self.waiting)
+
     def preempt_all(self) -> None:
         """Sends every running sequence back to the line, to be computed again."""
         for rank in self.ranks:

@@ -38,9 +38,10 @@ class WaitingLine:
         assert self._line[place] is request
         del self._line[place]
 
-    def front(self) -> list[Request]:
-        """Those that a step looks at."""
-        return list(islice(self._line, MAX_SCANNED))
+    def front(self, *, only_begun: bool) -> list[Request]:
+        """Those that a step looks at; if so wanted, of those that were preempted."""
+        line = (one for one in self._line if one.num_preemptions) if only_begun else self._line
+        return list(islice(line, MAX_SCANNED))
 
 
 def _order(request: Request) -> tuple[int, int]:

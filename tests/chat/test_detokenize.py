@@ -146,6 +146,14 @@ def test_start_of_a_stop_string_waits_until_it_is_none(tokenizer, byte_ids):
     assert streamed(stream, byte_ids(b"Ques en")) == ["", "", "", "", "Ques ", "", "", "en"]
 
 
+def test_tokens_are_certain_once_no_stop_string_can_reach_them(tokenizer, byte_ids):
+    stream, certain = TextStream(tokenizer, stop=["END"]), []
+    for token_id in byte_ids("xENxE漢".encode()):
+        stream.push(token_id)
+        certain.append(stream.num_certain_tokens)
+    assert certain == [1, 1, 1, 4, 4, 4, 4, 8]
+
+
 def test_stop_string_that_overlaps_itself_is_found(tokenizer, byte_ids):
     stream = TextStream(tokenizer, stop=["aab"])
     assert "".join(streamed(stream, byte_ids(b"aaab"))) == "a"

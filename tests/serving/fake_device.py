@@ -141,12 +141,15 @@ class FakeDevice:
         return output if self._has_stopped(slot) else output + self._sample(rank, slot)
 
     def _sample(self, rank: int, slot: Slot, early: bool = True) -> list[int]:
-        token = slot.next()
+        token = self._next(rank, slot)
         slot.append(token)
         if early and self.writes_early and not self._has_stopped(slot):
             self._write(rank, slot, len(slot.tokens) - 1)
             self._check_reads(rank, slot, len(slot.tokens))
         return [token]
+
+    def _next(self, rank: int, slot: Slot) -> int:
+        return slot.next()
 
     def _has_stopped(self, slot: Slot) -> bool:
         """Whether the newest token ended the sequence, as far as the device looks."""

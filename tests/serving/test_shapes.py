@@ -40,15 +40,16 @@ def test_the_shapes_are_exactly_those_that_plans_can_have(num_blocks, drafts, ma
 
 
 def test_the_full_size_has_a_small_set():
-    assert len(list(Shapes(FULL, 100_000).all())) == 75
+    assert len(list(Shapes(FULL, 100_000).all())) == 30
     drafting = ServingConfig(num_speculative_tokens=7)
-    assert len(list(Shapes(drafting, 100_000).all())) == 129
+    assert len(list(Shapes(drafting, 100_000).all())) == 50
 
 
 def test_a_shape_is_the_smallest_that_fits():
     shapes = Shapes(FULL, 100_000)
     shape = shapes.decode(rows=5, tokens=5, pages=33, steps=1)
-    assert (shape.rows, shape.tokens, shape.pages) == (8, 8, 256)
+    assert (shape.rows, shape.tokens, shape.pages) == (16, 16, 128)
+    assert shapes.decode(rows=17, tokens=17, pages=129, steps=1).pages == 2048
     shape = shapes.prefill(tokens=8192, pages=2048)
     assert (shape.rows, shape.tokens, shape.pages) == (16, 8192, 2048)
     with pytest.raises(AssertionError, match="8193 is beyond the largest bucket 8192"):

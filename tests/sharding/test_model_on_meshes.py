@@ -31,6 +31,7 @@ def placed(mesh, parallel: ParallelConfig):
         value = parameter.get_value()
         sharding = named_sharding(mesh, parameter.axes, rules, value.shape)
         parameter.set_value(jax.device_put(value, sharding))
+    model.rules = rules
     return model
 
 
@@ -73,14 +74,14 @@ def alone(lengths=LENGTHS):
     return run(ParallelConfig(), lengths)
 
 
-@pytest.mark.parametrize("text", ["tp2", "tp4", "tp8", "dp2", "dp4", "dp2,tp2", "dp2,tp4"])
+@pytest.mark.parametrize("text", ["tp4", "tp8", "dp2,tp2", "dp4", "tp4,ep", "dep4", "dp2,tp2,ep"])
 def test_a_mesh_gives_the_logits_and_tokens_of_one_device(text):
     expected, found = alone(), run(ParallelConfig.parse(text))
     np.testing.assert_allclose(found[0], expected[0], atol=2e-5)
     np.testing.assert_array_equal(found[1], expected[1])
 
 
-@pytest.mark.parametrize("text", ["dp2", "dp2,tp4"])
+@pytest.mark.parametrize("text", ["dp2,tp4,ep"])
 def test_a_lone_sequence_runs_on_every_data_rank_alike(text):
     expected, found = alone(LENGTHS[-1:]), run(ParallelConfig.parse(text), LENGTHS[-1:])
     np.testing.assert_allclose(found[0], expected[0], atol=2e-5)

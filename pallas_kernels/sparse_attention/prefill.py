@@ -1,0 +1,343 @@
+"""sparse_attention for many queries on Hopper: pages outside, queries inside.
+
+Each tile's (query, slot) pairs are sorted by the block that they name (XLA). Grid: KV heads of
+tiles x slices of `PAIRS` sorted pairs, one warpgroup each. A program walks the runs of one block in
+its slice: the page is fetched while the run before is computed, decoded once into shared memory
+(`nvfp4_block`), and used for all pairs of the run, four at a time: their 4 x 16 query heads are the
+64 rows of wgmma, q · k, softmax and p · v stay in registers. One partial result (float16, with its
+log-sum-exp) is written for each pair; a second pass (XLA) merges the slots of a query in their own
+order, so that the result does not depend on the batch.
+
+Memory: 18,432 bytes a run, 4 KB of queries (mostly from the L2) and 4 KB of partial results a pair,
+which are read once more: what bounds it when blocks are independent. Partial results of at most
+`_MAX_PARTIAL` bytes are alive at once.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import lanes
+from pallas_kernels.lanes import Word
+from pallas_kernels.layouts.pages import Pages, Source
+from pallas_kernels.nvfp4_lanes import DECODED
+from pallas_kernels.sparse_attention import decode, nvfp4_block
+
+PAIRS = 128  # of one program
+_HEADS, _WIDTH, _BLOCK = 16, 128, 128
+_TOGETHER = 4  # pairs of one matrix product
+_CODE_LINES, _SCALE_LINES = 64, 8
+_MIN_QUERIES = 32  # of a tile; below it a page has too few queries to share
+_MAX_PARTIAL = 1 << 30
+_LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
+_END = 2**31 - 1
+_WGMMA = plgpu.Layout.WGMMA
+_ROW = _WGMMA.reduce(1)
+_RAW = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
+_HALF = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+_REF, _INT = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())
+
+
+def refuse(q, k, v, block_ids, block_table, positions, *, scale) -> str | None:
+    """A sentence for what this kernel does not do, or does no better than `decode`."""
+    if q.shape[1] < _MIN_QUERIES:
+        return f"tiles of {q.shape[1]} queries, fewer than {_MIN_QUERIES}"
+    keys = block_table.shape[1] << _Pair.of(q.shape[1], block_ids.shape[-1]).bits
+    if keys >= _END:
+        return f"{block_table.shape[1]} blocks x {q.shape[1]} queries do not fit 31-bit sort keys"
+    return decode.refuse(q, k, v, block_ids, block_table, positions, scale=scale)
+
+
+def sparse_attention(
+    q: Float[Array, "B T N H"],
+    k: Source,
+    v: Source,
+    block_ids: Int[Array, "B T K C"],
+    block_table: Int[Array, "B P"],
+    positions: Int[Array, "B T"],
+    *,
+    scale: float,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """See the package."""
+    assert isinstance(k, Pages) and isinstance(v, Pages)
+    B, T, K, C = block_ids.shape
+    tile_bytes = T * K * C * _HEADS * _WIDTH * 2
+    tiles = max(n for n in range(1, B + 1) if B % n == 0 and n * tile_bytes <= _MAX_PARTIAL or n == 1)
+
+    def attend(some):
+        q, ids, table, at = some
+        return _attend_group(q, k, v, ids, table, at, scale)
+
+    parts = (q, block_ids, block_table, positions)
+    if tiles == B:
+        return attend(parts)
+    parts = jax.tree.map(lambda x: x.reshape(B // tiles, tiles, *x.shape[1:]), parts)
+    out, lse = lax.map(attend, parts)
+    return out.reshape(q.shape), lse.reshape(B, T, -1)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """How a sort key holds (block, query, slot), in this order from the top."""
+
+    slot_bits: int
+    bits: int  # of query and slot
+
+    @classmethod
+    def of(cls, queries: int, slots: int) -> "_Pair":
+        slot_bits = (slots - 1).bit_length()
+        return cls(slot_bits=slot_bits, bits=slot_bits + (queries - 1).bit_length())
+
+
+def _attend_group(q, k: Pages, v: Pages, block_ids, block_table, positions, scale: float):
+    B, T, K, C = block_ids.shape
+    pair = _Pair.of(T, C)
+    ids, table, at = (x.astype(jnp.int32) for x in (block_ids, block_table, positions))
+    pages = table[jnp.arange(B)[:, None, None, None], jnp.maximum(ids, 0)]
+    some = (ids >= 0) & (pages >= 0)
+    keys = _sorted_keys(ids, some, pair)
+    kernel = plgpu.kernel(
+        functools.partial(_attend, pair=pair, scale=scale),
+        out_type=(
+            jax.ShapeDtypeStruct((B, T, K, C, _HEADS, _WIDTH), jnp.float16),
+            jax.ShapeDtypeStruct((B, T, K, C, _HEADS), jnp.float32),
+        ),
+        grid=(B * K, keys.shape[1] // PAIRS),
+        grid_names=("row", "slice"),
+        scratch_types=_scratch(),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
+        ),
+    )
+    lines = jnp.stack([k.line, v.line]).astype(jnp.int32)
+    ends = jnp.max(at, axis=1) + 1
+    out, lse = kernel(q, keys, table, at, ends, lines, k.pool)
+    out, lse = _merge_slots(out, jnp.where(some[..., None], lse, -jnp.inf))
+    return out.reshape(q.shape).astype(q.dtype), lse.reshape(B, T, -1)
+
+
+def _sorted_keys(ids, some, pair: _Pair) -> Int[Array, "rows pairs"]:
+    """Per tile and KV head the keys of its pairs in order, padded to whole slices by `_END`."""
+    B, T, K, C = ids.shape
+    number = (jnp.arange(T) << pair.slot_bits)[:, None, None] | jnp.arange(C)
+    keys = jnp.where(some, (ids << pair.bits) | number, _END).swapaxes(1, 2).reshape(B * K, T * C)
+    padding = -T * C % PAIRS
+    return jnp.pad(jnp.sort(keys, axis=1), ((0, 0), (0, padding)), constant_values=_END)
+
+
+def _merge_slots(out, lse):
+    """The slots' partial results [.., C, 16, 128], [.., C, 16] -> one; unwritten ones have -inf."""
+    top = jnp.max(lse, axis=-2, keepdims=True)
+    weights = jnp.exp(lse - jnp.where(top == -jnp.inf, 0.0, top))  # [B, T, K, C, 16]
+    total = jnp.sum(weights, axis=-2)
+    weights = weights / jnp.where(total > 0, total, 1.0)[..., None, :]
+    values = jnp.where(weights[..., None] > 0, out.astype(jnp.float32), 0.0)
+    merged = jnp.sum(values * weights[..., None], axis=-3)
+    return merged, jnp.log(total) + jnp.where(total > 0, top[..., 0, :], 0.0)
+
+
+def _scratch() -> tuple:
+    codes = plgpu.SMEM((_CODE_LINES, 128), jnp.uint8, transforms=_RAW)
+    scales = plgpu.SMEM((_SCALE_LINES, 128), jnp.uint8)
+    return (
+        (codes, scales, codes, scales),
+        plgpu.SMEM((2, _BLOCK, _WIDTH // 2), jnp.float16, transforms=_HALF),
+        plgpu.SMEM((_BLOCK, _WIDTH), jnp.float16, transforms=_HALF),
+        plgpu.SMEM((PAIRS,), jnp.int32),
+        plgpu.Barrier(num_arrivals=4),
+        plgpu.Barrier(),
+    )
+
+
+def _attend(
+    q, all_keys, table, positions, ends, lines, pool, out, lse,
+    raw, k_half, v_half, pairs, page_there, pairs_there,
+    *, pair: _Pair, scale: float,
+):  # fmt: skip
+    K = out.shape[2]
+    row = lax.axis_index("row")
+    tile, head = row // K, lax.rem(row, K)
+    first = lax.axis_index("slice") * PAIRS
+    plgpu.copy_gmem_to_smem(all_keys.at[row, pl.ds(first, PAIRS)], pairs, pairs_there)
+    plgpu.barrier_wait(pairs_there)
+
+    def fetch(i):
+        @pl.when((i < PAIRS) & (pairs[jnp.minimum(i, PAIRS - 1)] != _END))
+        def _():
+            page = table[tile, pairs[i] >> pair.bits]
+            _fetch(pool, page, lines, head, K, raw, page_there)
+
+    def run(i):
+        block = pairs[i] >> pair.bits
+        limit = jnp.clip(ends[tile] - block * _BLOCK, 0, _BLOCK)
+        end = _run_end(pair.bits)(pairs, i)
+        plgpu.barrier_wait(page_there)
+        _decode(raw, k_half, v_half, limit)
+        plgpu.commit_smem()
+        fetch(end)
+        def together(n, _):
+            j = i + n * _TOGETHER
+            where = tile, head, block, j, end
+            _attend_pairs(q, positions, out, lse, pairs, k_half, v_half, where, pair, scale)
+
+        lax.fori_loop(0, pl.cdiv(end - i, _TOGETHER), together, None)
+        return end
+
+    fetch(0)
+    lax.while_loop(
+        lambda i: (i < PAIRS) & (pairs[jnp.minimum(i, PAIRS - 1)] != _END), run, jnp.int32(0)
+    )
+
+
+def _fetch(pool, page, lines, head, K: int, raw, there):
+    for part in (0, 1):
+        codes, scales = raw[2 * part : 2 * part + 2]
+        at = lines[part] + head * _CODE_LINES
+        plgpu.copy_gmem_to_smem(pool.at[page, pl.ds(at, _CODE_LINES)], codes, there)
+        at = lines[part] + K * _CODE_LINES + head * _SCALE_LINES
+        plgpu.copy_gmem_to_smem(pool.at[page, pl.ds(at, _SCALE_LINES)], scales, there)
+
+
+def _attend_pairs(q, positions, out, lse, pairs, k_half, v_half, where, pair: _Pair, scale: float):
+    """Four pairs j .. j + 3 of a run that ends at `end`: warp w computes the w-th."""
+    tile, head, block, j, end = where
+    low, high = _queries(pair, q.shape)(q, pairs, tile, head, j, end)
+
+    def product(sums, a, b):
+        for part, operand in zip(a, b, strict=True):
+            plgpu.wgmma(sums, part, operand)
+        return sums[...]
+
+    transposed = [k_half.at[i].transpose((1, 0)) for i in (0, 1)]
+    s = pl.run_scoped(
+        functools.partial(product, a=(low, high), b=transposed),
+        plgpu.ACC((64, _BLOCK), jnp.float32),
+    )
+    s = _hide(pair, positions.shape)(s, positions, pairs, tile, block, j, end)
+    x = s * (scale * _LOG2E * DECODED)
+    top = jnp.max(x, axis=1)
+    reference = jnp.where(top == -jnp.inf, 0.0, top)
+    p = jnp.exp2(x - lax.broadcast_in_dim(reference, x.shape, [0]))
+    total = jnp.sum(p, axis=1)
+    weights = p.astype(jnp.float16)
+    sums = pl.run_scoped(
+        functools.partial(product, a=(weights,), b=(v_half,)),
+        plgpu.ACC((64, _WIDTH), jnp.float32),
+    )
+    _store(pair, out.shape)(sums, top, total, out, lse, pairs, tile, head, j, end)
+
+
+def _run_end(bits: int):
+    """The first pair after i that names another block."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(_REF, _INT), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=_INT)
+    )
+    def find(_, pairs, i):
+        base, start = lanes.address(pairs), lanes.scalar(i)
+        block = lanes.load_words(base, start << 2, 1)[0] >> bits
+        end = lanes.word(PAIRS)
+        for first in reversed(range(0, PAIRS, 32)):
+            at = start + lanes.lane() + first
+            inside = at.below(PAIRS)
+            key = lanes.load_words(base, lanes.select(inside, at, start) << 2, 1)[0]
+            same = lanes.both(inside, (key >> bits).equals(block))
+            found = lanes.first_lane(lanes.negate(same))
+            end = lanes.select(found.below(32), start + found + first, end)
+        return lanes.splat(end)
+
+    return find
+
+
+@plgpu.inline_mgpu(
+    arg_types=((plgpu.RefType(_RAW), _REF) * 2, plgpu.RefType(_HALF), plgpu.RefType(_HALF), _INT)
+)
+def _decode(_, raw, k_half, v_half, limit):
+    k_codes, k_scales, v_codes, v_scales = (lanes.address(x) for x in raw)
+    lanes.sync_warpgroup()  # all warps are done with the page before
+    nvfp4_block.decode_keys(k_codes, k_scales, lanes.address(k_half))
+    nvfp4_block.decode_values(v_codes, v_scales, lanes.address(v_half), lanes.scalar(limit))
+
+
+def _own(pairs, j, end, pair: _Pair) -> tuple[Word, Word]:
+    """(query, slot) of this warp's pair; behind the end of the run that of the last one."""
+    at, last = lanes.scalar(j) + lanes.warp(), lanes.scalar(end) + -1
+    at = lanes.select(at.below(last), at, last)
+    key = lanes.load_words(lanes.address(pairs), at << 2, 1)[0] & ((1 << pair.bits) - 1)
+    return key >> pair.slot_bits, key & ((1 << pair.slot_bits) - 1)
+
+
+def _queries(pair: _Pair, shape):
+    fragment = plgpu.ShapeDtypeStruct((64, 64), jnp.float16, layout=_WGMMA)
+
+    @plgpu.inline_mgpu(
+        arg_types=(_REF, _REF, _INT, _INT, _INT, _INT), return_type=[fragment, fragment]
+    )
+    def load(_, q, pairs, tile, head, j, end):
+        _, T, N, _ = shape
+        query, _ = _own(pairs, j, end, pair)
+        row = (lanes.scalar(tile) * T + query) * N + lanes.scalar(head) * _HEADS
+        parts = nvfp4_block.queries(lanes.address(q, row << 8))
+        return [lanes.half_accumulator(part) for part in parts]
+
+    return load
+
+
+def _hide(pair: _Pair, shape):
+    """-inf for keys after a query's own position; skipped by a warp that sees the whole block."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(_WGMMA, _REF, _REF, _INT, _INT, _INT, _INT),
+        return_type=plgpu.ShapeDtypeStruct((64, _BLOCK), jnp.float32, layout=_WGMMA),
+    )
+    def mask(_, s, positions, pairs, tile, block, j, end):
+        query, _ = _own(pairs, j, end, pair)
+        at = (lanes.scalar(tile) * shape[1] + query) << 2
+        left = lanes.load_words(lanes.address(positions), at, 1)[0] + 1
+        left = left + lanes.scalar(block) * -_BLOCK
+        tiles = lanes.tiles_of(s)
+        flat = lanes.branch(
+            left.below(_BLOCK),
+            lambda: [x for values in nvfp4_block.hide(tiles, left) for x in values],
+            [x for values in tiles for x in values],
+        )
+        return lanes.array_of([flat[i : i + 4] for i in range(0, len(flat), 4)])
+
+    return mask
+
+
+def _store(pair: _Pair, shape):
+    """A pair's partial result, float16, and its log-sum-exp."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(_WGMMA, _ROW, _ROW, _REF, _REF, _REF, _INT, _INT, _INT, _INT)
+    )
+    def store(_, sums, top, total, out, lse, pairs, tile, head, j, end):
+        _, T, K, C, _, _ = shape
+        query, slot = _own(pairs, j, end, pair)
+        number = ((lanes.scalar(tile) * T + query) * K + lanes.scalar(head)) * C + slot
+        tops, totals = lanes.rows_of(top), lanes.rows_of(total)
+        nothing, unit = lanes.real(0.0), lanes.real(DECODED)
+        factors = [lanes.select(x.above(nothing), unit / x, nothing) for x in totals]
+        g, t = lanes.lane() >> 2, lanes.lane() & 3
+
+        def write():
+            row = lanes.address(out, number << 12)
+            nvfp4_block.store_rows(lanes.tiles_of(sums), factors, row, lanes.half2_of_reals)
+
+        def write_lse():
+            for half in (0, 1):
+                value = (tops[half] + lanes.log2(totals[half])) * lanes.real(_LN2)
+                lanes.store_reals(lanes.address(lse, number << 6), (g + 8 * half) << 2, [value])
+
+        inside = (lanes.scalar(j) + lanes.warp()).below(lanes.scalar(end))
+        lanes.when(inside, write)
+        lanes.when(lanes.both(inside, t.below(1)), write_lse)
+
+    return store

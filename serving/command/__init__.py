@@ -1,0 +1,1 @@
+"""The command `minimax-serve MODEL`: flags, what fits this machine, start-up, and the run."""

@@ -1,0 +1,111 @@
+"""The adapters that rows may name, brought into one form, so that each runs in the same programs.
+
+All have the linears of all of them and the largest rank, zeros where one has less, and their scales
+are multiplied into their matrices. Rows without an adapter have one of zeros. Rows of different
+adapters run one after the other: a step reads the weights once for each adapter that takes part,
+which needs nothing of the model's kernels; rows that gather their own matrices would read them
+once, and are worth it only where many adapters decode at the same time.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from minimax_jax.lora import Adapter, LowRank
+
+Path = tuple[str, ...]
+Place = Callable[[Any], Any]  # puts a tree of numpy arrays onto the device
+
+
+class Adapters:
+    """Those of one engine, by name; None is the base model."""
+
+    def __init__(self, named: Mapping[str, Adapter], base: Adapter, place: Place):
+        """`base` is what rows without a name run with. Raises ValueError if there are both."""
+        if named and base is not None:
+            raise ValueError("the model has an adapter of its own, so rows cannot name others")
+        self._place, self._form = place, _common_form(named.values())
+        zeros = place(_fitted({}, self._form)) if named else base
+        self._trees: dict[str | None, Adapter] = {None: zeros}
+        self.update(named)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What rows may name."""
+        return frozenset(name for name in self._trees if name is not None)
+
+    def __getitem__(self, name: str | None) -> Adapter:
+        if name not in self._trees:
+            raise ValueError(f"adapter {name!r} is not one of {sorted(self.names)}")
+        return self._trees[name]
+
+    def update(self, named: Mapping[str, Adapter]) -> None:
+        """Sets these; others stay. Raises ValueError for one that the form does not hold."""
+        fitted = {}
+        for name, adapter in named.items():
+            parts = dict(_linears(adapter))
+            _check(name, parts, self._form)
+            fitted[name] = self._place(_fitted(parts, self._form))
+        self._trees |= fitted
+
+
+# Of each linear: experts (none or one number), rank, width in, width out.
+Form = dict[Path, tuple[tuple[int, ...], int, int, int]]
+
+
+def _form_of(part: LowRank) -> tuple[tuple[int, ...], int, int, int]:
+    *experts, rank, width = part.a.shape
+    return tuple(experts), rank, width, part.b.shape[-2]
+
+
+def _common_form(adapters: Any) -> Form:
+    form: Form = {}
+    for adapter in adapters:
+        for path, part in _linears(adapter):
+            experts, rank, width, out = _form_of(part)
+            known = form.get(path, (experts, 0, width, out))
+            form[path] = experts, max(rank, known[1]), width, out
+    return form
+
+
+def _linears(adapter: Adapter, path: Path = ()) -> Iterator[tuple[Path, LowRank]]:
+    for name, below in ({} if adapter is None else adapter).items():
+        if isinstance(below, LowRank):
+            yield (*path, name), below
+        else:
+            yield from _linears(below, (*path, name))
+
+
+def _check(name: str, parts: Mapping[Path, LowRank], form: Form) -> None:
+    for path, part in parts.items():
+        where, found = ".".join(path), _form_of(part)
+        if path not in form:
+            raise ValueError(
+                f"adapter {name!r} has a part for {where}, which none had when the engine started"
+            )
+        experts, rank, width, out = form[path]
+        if (found[0], *found[2:]) != (experts, width, out) or found[1] > rank:
+            raise ValueError(
+                f"adapter {name!r} has shapes {part.a.shape} and {part.b.shape} at {where}, which "
+                f"{(*experts, rank, width)} and {(*experts, out, rank)} do not hold"
+            )
+
+
+def _fitted(parts: Mapping[Path, LowRank], form: Form) -> Adapter:
+    """A tree of that form; its leaves are on the host."""
+    tree: dict[str, Any] = {}
+    for path, (experts, rank, width, out) in form.items():
+        a = np.zeros((*experts, rank, width), np.float32)
+        b = np.zeros((*experts, out, rank), np.float32)
+        if path in parts:
+            part = parts[path]
+            here = part.a.shape[-2]
+            a[..., :here, :] = jax.device_get(part.a)
+            b[..., :here] = part.scale * np.asarray(jax.device_get(part.b), np.float32)
+        branch = tree
+        for name in path[:-1]:
+            branch = branch.setdefault(name, {})
+        branch[path[-1]] = LowRank(a=a, b=b, scale=1.0)  # type: ignore[arg-type]
+    return tree

@@ -1,0 +1,160 @@
+"""The two steps over slots: chunks of prompts, and one token of each running sequence.
+
+Both are the model over a ragged batch of tiles and then `sampler.next_tokens`. Between steps a
+sequence has an anchor, its newest token, whose keys are not in the pages yet: a decode step runs
+it and draws the next one, and the last chunk of a prompt draws the first. Everything is an
+argument; cache and slots are donated and come back.
+
+`minimax_jax.steps` has the lock-step form of the same: there sequences keep one row and their
+logits, here they come and go, and a row is whoever's slot it names.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from minimax_jax.batch import Batch
+from minimax_jax.cache import Cache
+from minimax_jax.lora import Adapter
+from minimax_jax.model import Model
+from minimax_jax.sampling import TokenLogprobs, chunked_logprobs
+from serving.device.sampler import Rows, Sampled, next_tokens
+from serving.device.slots import Sent, Slots
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The leaves of a model, which dispatch faster than the model itself, and an adapter."""
+
+    leaves: list[Array]
+    adapter: Adapter
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a step takes and gives back in place."""
+
+    cache: Cache
+    slots: Slots
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """Chunks of R prompts as tiles of T tokens; position -1 is padding.
+
+    `last` is the flat place of a prompt's last token where it is in this chunk, else -1. `targets`
+    are the tokens after those of the tiles, where prompts are scored.
+    """
+
+    tokens: Int[Sent, "tiles T"]
+    positions: Int[Sent, "tiles T"]
+    targets: Int[Sent, "tiles T"]
+    tile_slots: Int[Sent, "tiles"]
+    last: Int[Sent, "R"]
+    rows: Rows
+    scores_prompts: Bool[Sent, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Prefilled:
+    """The first tokens of the prompts that ended; and the prompts' own log-probabilities, flat over
+    the tiles, zeros where nobody asked.
+    """
+
+    sampled: Sampled
+    prompts: TokenLogprobs
+
+
+@partial(jax.jit, static_argnames=("tree", "pages", "top"), donate_argnames="state")
+def prefill(
+    weights: Weights,
+    state: State,
+    masks: UInt32[Array, "S places words"],
+    chunks: Chunks,
+    *,
+    tree: Any,
+    pages: int,
+    top: int,
+) -> tuple[State, Prefilled]:
+    """Runs the chunks into their pages, and draws the next token where a prompt ends."""
+    model: Model = jax.tree.unflatten(tree, weights.leaves)
+    slots, adapter = state.slots, weights.adapter
+    batch = Batch(
+        tokens=chunks.tokens,
+        positions=chunks.positions,
+        block_table=slots.tables[chunks.tile_slots, :pages],
+    )
+    hidden, cache, _ = model.hidden(batch, state.cache.layout, state.cache, adapter)
+    assert cache is not None
+    hidden = hidden.reshape(-1, hidden.shape[-1])
+    last = jnp.maximum(chunks.last, 0)
+    slots, sampled = next_tokens(
+        model.logits(hidden[last], adapter),
+        slots,
+        masks,
+        chunks.rows,
+        positions=chunks.positions.reshape(-1)[last] + 1,
+        live=_wants_a_token(chunks, slots),
+        top=top,
+    )
+    prompts = _scored(model, adapter, hidden, chunks, top)
+    return State(cache=cache, slots=slots), Prefilled(sampled=sampled, prompts=prompts)
+
+
+@partial(jax.jit, static_argnames=("tree", "pages", "top"), donate_argnames="state")
+def decode(
+    weights: Weights,
+    state: State,
+    masks: UInt32[Array, "S places words"],
+    rows: Rows,
+    *,
+    tree: Any,
+    pages: int,
+    top: int,
+) -> tuple[State, Sampled]:
+    """Runs each row's anchor and draws the token after it; a sequence that has ended rests."""
+    model: Model = jax.tree.unflatten(tree, weights.leaves)
+    slots, adapter = state.slots, weights.adapter
+    anchors = jax.tree.map(lambda x: x[rows.slots], slots.anchors)
+    live = anchors.running & (rows.slots < slots.num_slots)
+    batch = Batch(
+        tokens=jnp.where(live, anchors.tokens, 0)[:, None],
+        positions=jnp.where(live, anchors.positions, -1)[:, None],
+        block_table=slots.tables[rows.slots, :pages],
+    )
+    hidden, cache, _ = model.hidden(batch, state.cache.layout, state.cache, adapter)
+    assert cache is not None
+    logits = model.logits(hidden[:, 0], adapter)
+    positions = anchors.positions + 1
+    slots, sampled = next_tokens(logits, slots, masks, rows, positions, live, top)
+    return State(cache=cache, slots=slots), sampled
+
+
+def _wants_a_token(chunks: Chunks, slots: Slots) -> Bool[Array, "R"]:
+    """The prompts that end here, unless they are only scored."""
+    ends = chunks.positions.reshape(-1)[jnp.maximum(chunks.last, 0)]
+    return (chunks.last >= 0) & (ends + 1 < slots.anchors.limits[chunks.rows.slots])
+
+
+def _scored(
+    model: Model, adapter: Adapter, hidden: Float[Array, "N D"], chunks: Chunks, top: int
+) -> TokenLogprobs:
+    targets = chunks.targets.reshape(-1)
+
+    def score(hidden: Float[Array, "N D"]) -> TokenLogprobs:
+        return chunked_logprobs(lambda rows: model.logits(rows, adapter), hidden, targets, top)
+
+    def skip(hidden: Float[Array, "N D"]) -> TokenLogprobs:
+        shapes = jax.eval_shape(score, hidden)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    return lax.cond(chunks.scores_prompts, score, skip, hidden)

@@ -1,0 +1,154 @@
+"""What the engine's thread keeps of a sequence beside what the scheduler does: where its outputs
+go, what is held back of them, and when things happened to it.
+"""
+
+from collections.abc import Sequence as Items
+
+from serving.engine.grammar_rows import GrammarRow
+from serving.engine.stops import StopWatch
+from serving.engine.streams import End, News, Stream
+from serving.engine.token_run import PromptScores, TokenRun
+from serving.scheduling.plan import RowLogprobs
+from serving.scheduling.request import FinishReason, Request
+from serving.statistics import SequenceRecord
+
+NAN = "the model's logits are not numbers, or no token is allowed, after {} tokens"
+
+
+class Sequence:
+    """One of the n sequences of a request, from its arrival at the scheduler to its end."""
+
+    __slots__ = (
+        *("request", "stream", "stops", "grammar", "end", "rank", "slot", "name"),
+        *("arrival", "first_scheduled", "first_token", "last_token", "num_tokens"),
+        *("_held", "_scores", "_num_told", "_num_top"),
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        stream: Stream,
+        *,
+        arrival: float,
+        stops: StopWatch | None = None,
+        grammar: GrammarRow | None = None,
+    ):
+        self.request, self.stream, self.arrival = request, stream, arrival
+        self.stops, self.grammar = stops, grammar
+        self.end: End | None = None
+        self.rank = self.slot = -1  # where it ran last
+        self.name = f"{request.request_id}/{request.index}"
+        self.first_scheduled: float | None = None
+        self.first_token: float | None = None
+        self.last_token: float | None = None
+        self.num_tokens = 0  # that count, told or held
+        self._num_top = request.sampling.logprobs
+        self._held, self._num_told = TokenRun(self._num_top), 0
+        wanted = request.sampling.prompt_logprobs
+        self._scores = None if wanted is None else PromptScores(wanted)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but its own tokens and its limit ends it."""
+        return self.stops is None and self.grammar is None
+
+    def enter(self, rank: int, slot: int, now: float) -> None:
+        """Notes that it was admitted to a slot."""
+        self.rank, self.slot = rank, slot
+        if self.first_scheduled is None:
+            self.first_scheduled = now
+
+    def score_prompt(self, start: int, row: RowLogprobs) -> None:
+        """Takes the log-probabilities of a chunk of its prompt."""
+        if self._scores is not None:
+            self._scores.add(start, row)
+
+    def settle(self, tokens: list[int], drafts: Items[int]) -> int:
+        """Says by grammar and stop strings how many of a step's new tokens count, and sets `end` if
+        the sequence ends with them. The request has them all by now.
+        """
+        reason, count = self.request.finish_reason, len(tokens)
+        if reason is not None:
+            self.end = self._own_end(reason)
+        if self.grammar is not None and reason is None:
+            count = self._settle_grammar(self.grammar, tokens, drafts)
+        if self.stops is not None:
+            count = self._settle_stops(self.stops, tokens[:count])
+        return count
+
+    def tell(self, tokens: list[int], row: RowLogprobs | None) -> None:
+        """Adds new tokens to what its reader will get, with its end if it has one; the handover's
+        lock is held. What may be part of a stop string waits.
+        """
+        self.num_tokens += len(tokens)
+        if self.stops is None:
+            self._news().run.add(tokens, row)
+            return
+        self._held.add(tokens, row)
+        known = self._num_told + len(self._held.ids)
+        certain = known if self.end is not None else min(known, self.stops.num_certain)
+        if certain > self._num_told or self.end is not None or self._scores is not None:
+            run = self._held.take(certain - self._num_told)
+            self._num_told = certain
+            self._news().run.add_run(run)
+
+    def record(self, now: float) -> SequenceRecord:
+        """What it was, at its end."""
+        request = self.request
+        assert self.end is not None
+        return SequenceRecord(
+            request_id=request.request_id,
+            index=request.index,
+            reason=self.end.reason,
+            n=request.sampling.n,
+            max_tokens=request.sampling.max_tokens,
+            prompt_tokens=request.prompt_length,
+            cached_tokens=request.cached_tokens or 0,
+            generation_tokens=self.num_tokens,
+            preemptions=request.num_preemptions,
+            arrival=self.arrival,
+            first_scheduled=self.first_scheduled,
+            first_token=self.first_token,
+            last_token=self.last_token,
+            end=now,
+        )
+
+    def _news(self) -> News:
+        request = self.request
+        news = self.stream.news(request.index, request, self._num_top)
+        if self._scores is not None and self._scores.count == request.prompt_length - 1:
+            prompt = request.tokens[: request.prompt_length].tolist()
+            news.prompt_logprobs, self._scores = self._scores.of(prompt), None
+        if self.end is not None:
+            self.stream.finish(news, self.end)
+        return news
+
+    def _own_end(self, reason: FinishReason) -> End:
+        request = self.request
+        if reason == "error":
+            return End("error", error=NAN.format(request.num_tokens))
+        stop = request.stop_token if reason == "stop" else None
+        own = () if request.sampling.ignore_eos else request.asked.eos_token_ids
+        return End(reason, matched_stop=None if stop in own else stop)
+
+    def _settle_grammar(self, grammar: GrammarRow, tokens: list[int], drafts: Items[int]) -> int:
+        try:
+            end = grammar.advance(tokens, drafts)
+        except (ValueError, RuntimeError) as error:
+            self.end = End("error", error=str(error))
+            return len(tokens)
+        if end is None:
+            return len(tokens)
+        self.end = End("stop")
+        return end
+
+    def _settle_stops(self, stops: StopWatch, tokens: list[int]) -> int:
+        """A stop token is no text, and a stop string that is complete before it goes first."""
+        ends_by_token = self.request.stop_token is not None and self.end is not None
+        text = tokens[:-1] if ends_by_token else tokens
+        count = stops.read(text)
+        if count is None and self.end is not None and self.end.reason != "error":
+            stops.end()
+        if stops.match is not None:
+            self.end = End("stop", matched_stop=stops.match.stop)
+        return len(tokens) if count is None else count

@@ -1,0 +1,206 @@
+"""The engine's thread: plan a step, dispatch it, and take the result of the one before.
+
+Up to two steps are out, so the device has work while the host commits one and plans the next. With
+nothing to do the thread sleeps until something is asked of it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import zip_longest
+
+import numpy as np
+
+from serving.device_api import Device, Mask, Running, Slot
+from serving.engine.commands import Commands
+from serving.engine.draft_widths import DraftWidths
+from serving.engine.ledger import Ledger
+from serving.engine.load_watch import LoadWatch
+from serving.engine.profiling import Profiling
+from serving.engine.sequence import Sequence
+from serving.engine.streams import End, Handover, Stream
+from serving.engine.weight_update import WeightUpdate
+from serving.scheduling.outcome import Progress
+from serving.scheduling.plan import StepPlan, StepResult
+from serving.scheduling.request import Request
+from serving.scheduling.scheduler import Scheduler
+
+
+class StepLoop:
+    """All that belongs to the thread; but for `commands` and the handover nothing is shared."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        device: Device,
+        ledger: Ledger,
+        handover: Handover,
+        widths: DraftWidths,
+        tell: Callable[[list[Stream]], None],
+    ):
+        """`tell` is called on the event loop whenever something may be new, with the streams that
+        are over.
+        """
+        self.scheduler, self.ledger, self.commands = scheduler, ledger, Commands()
+        self.profiling = Profiling(device)
+        self.weights = WeightUpdate(scheduler, device)
+        self.load = LoadWatch(scheduler, ledger.statistics)
+        self._device, self._handover, self._widths, self._tell = device, handover, widths, tell
+        self._flying: deque[tuple[StepPlan, Running]] = deque()
+        self._has_ended = False
+        widths.limit = self._draft_limit
+
+    def run(self) -> None:
+        """Runs until `end`; what runs then has been aborted, and its last steps are awaited."""
+        rests = False
+        while not self._has_ended or self._flying:
+            self.load.look(time.monotonic(), at_once=rests)
+            self.commands.run_all(sleep=rests)
+            self.weights.advance()
+            dispatched = False
+            while self._dispatch():
+                dispatched = True
+            landed = bool(self._flying)
+            if landed:
+                self._land()
+            self.ledger.note_kv_events()
+            self._handover.wake(self._tell)
+            rests = not (dispatched or landed or self._has_ended)
+        self.load.look(time.monotonic(), at_once=True)
+
+    # ---- what commands do
+
+    def end(self) -> None:
+        """Aborts everything and lets the thread end."""
+        self._has_ended = True
+        for sequence in list(self.ledger):
+            self.abort(sequence.request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request's sequences, wherever they are."""
+        for request in self.scheduler.abort(request_id):
+            self._finish(self.ledger.find(request), End("abort"))
+        self._handover.wake(self._tell)
+
+    def pause(self, paused: bool) -> None:
+        """Plans no more steps, or plans them again."""
+        self.scheduler.is_paused = paused
+
+    def forget_prefixes(self) -> int:
+        """Drops the prefix cache if nothing runs, or all has paused; else how many sequences are in
+        the way.
+        """
+        scheduler = self.scheduler
+        rests = scheduler.is_paused and not scheduler.num_in_flight
+        if scheduler.has_work and not rests:
+            return max(1, len(self.ledger))
+        scheduler.forget_prefixes()
+        return 0
+
+    # ---- a step
+
+    def _dispatch(self) -> bool:
+        """Plans and starts a step; whether there was one to start."""
+        if self.weights.holds_steps:
+            return False
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
+        self._widths.step = plan.step_id + 1
+        self.ledger.admitted(plan)
+        self.profiling.dispatches(plan.step_id)
+        self._flying.append((plan, self._device.dispatch(plan, self._masks(plan))))
+        return True
+
+    def _land(self) -> None:
+        """Waits for the oldest step, and takes what it gave."""
+        plan, running = self._flying.popleft()
+        result = running.result()
+        self.profiling.landed(plan.step_id)
+        self.ledger.score_prompts(plan, result)
+        progress = self.scheduler.commit(result)
+        now = time.monotonic()
+        outcomes = self.ledger.count_step(plan, result)
+        if self._widths.learns:
+            self._widths.learn(plan.step_id, self._confidences(result), outcomes)
+        settled = [self._settle(one, result) for one in progress]
+        self.ledger.count_tokens(plan, [one for one, tokens in settled if tokens], now)
+        self._hand_over(settled, result, now)
+
+    def _settle(self, one: Progress, result: StepResult) -> tuple[Sequence, list[int]]:
+        """A sequence and those of its new tokens that count."""
+        request, tokens = one
+        sequence = self.ledger.find(request)
+        if sequence.is_plain and request.finish_reason is None:
+            return sequence, tokens
+        slot, given = sequence.slot, result.ranks[sequence.rank]
+        self.ledger.statistics.broken += slot in given.broken and request.finish_reason == "error"
+        count = sequence.settle(tokens, given.drafts.get(slot, ()))
+        if sequence.end is not None and request.finish_reason is None:
+            kept = request.num_output_tokens - len(tokens) + count
+            self.scheduler.finish(request, sequence.end.reason, num_output_tokens=kept)
+        return sequence, tokens[:count]
+
+    def _hand_over(
+        self, settled: list[tuple[Sequence, list[int]]], result: StepResult, now: float
+    ) -> None:
+        """Adds new tokens to what readers get."""
+        num_tokens = 0
+        with self._handover.lock:
+            for sequence, tokens in settled:
+                logprobs = result.ranks[sequence.rank].logprobs
+                sequence.tell(tokens, logprobs.get(sequence.slot) if logprobs else None)
+                num_tokens += len(tokens)
+        self.ledger.statistics.generation_tokens += num_tokens
+        for sequence, _ in settled:
+            if sequence.end is not None:
+                self._forget(sequence, now)
+
+    def _finish(self, sequence: Sequence, end: End) -> None:
+        """Ends a sequence between two steps; the scheduler knows."""
+        sequence.end = end
+        with self._handover.lock:
+            sequence.tell([], None)
+        self._forget(sequence, time.monotonic())
+
+    def _forget(self, sequence: Sequence, now: float) -> None:
+        self.ledger.remove(sequence, now)
+        self._widths.forget(sequence.request)
+
+    def _confidences(self, result: StepResult) -> dict[str, list[float]]:
+        return {
+            sequence.name: row
+            for rank, given in enumerate(result.ranks)
+            for slot, row in given.confidences.items()
+            if (sequence := self.ledger.at(rank, slot)).end is None
+        }
+
+    # ---- grammars
+
+    def _masks(self, plan: StepPlan) -> dict[Slot, Mask]:
+        """The masks of the rows that sample under a grammar."""
+        if not self.ledger.num_grammars:
+            return {}
+        masks = {}
+        for rank, part in enumerate(plan.ranks):
+            last = [row.slot for row in part.prefills if row.is_last]
+            rows = zip_longest([*last, *part.decode_slots], [0] * len(last) + part.decode_widths)
+            for slot, width in rows:
+                sequence = self.ledger.at(rank, slot)
+                if sequence.grammar is not None and sequence.end is None:
+                    masks[rank, slot] = self._mask(sequence, width)
+        return masks
+
+    def _mask(self, sequence: Sequence, width: int) -> np.ndarray:
+        grammar = sequence.grammar
+        assert grammar is not None
+        try:
+            return grammar.masks(width)
+        except RuntimeError as error:
+            self.scheduler.finish(sequence.request, "error")
+            self._finish(sequence, End("error", error=str(error)))
+            return grammar.any_token(width)
+
+    def _draft_limit(self, request: Request) -> int | None:
+        grammar = self.ledger.find(request).grammar
+        return None if grammar is None else grammar.max_width
