@@ -1,21 +1,21 @@
 """The command `minimax-jax`: generate, chat, inspect, convert, capacity."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from configs.parts import CACHE_FORMATS
+from configs.speculative import SpeculativeConfig
+from minimax_jax.answers import print_answers
 from minimax_jax.capacity.command import add_capacity
 from minimax_jax.chat import TurnMemory, read_messages, read_tools
 from minimax_jax.chat.thinking import EFFORTS, MODES, NO_EFFORT
 from minimax_jax.compiled import keep_compiled_programs
-from minimax_jax.completion import Completion, Delta
+from minimax_jax.completion import Delta
 from minimax_jax.convert import convert
 from minimax_jax.generate import Options, PromptLike, generate
 from minimax_jax.inspect import inspect_checkpoint, print_inspection
@@ -23,8 +23,6 @@ from minimax_jax.loaded import LoadedModel, find, load
 from minimax_jax.python_tools import PythonTools
 from minimax_jax.sampling_flags import add_sampling_flags, sampling_options
 from minimax_jax.terminal_chat import TerminalChat
-
-SHOWN_LINES = 6  # of a question, above its answer
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -114,6 +112,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--kv", choices=CACHE_FORMATS, help="format of cached keys and values")
     form.add_argument("--index", choices=CACHE_FORMATS, help="format of cached index keys")
     form.add_argument("--compute", choices=("exact", "e4m3"), default="exact")
+    faster = parser.add_argument_group("speculative decoding, which changes no answer's law")
+    faster.add_argument("--speculative", action="store_true", help="with the model's own drafter")
+    faster.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help='as in \'{"method": "dspark", "num_speculative_tokens": 7}\'',
+    )
 
 
 def _add_thinking(parser: argparse.ArgumentParser) -> Any:
@@ -124,6 +129,8 @@ def _add_thinking(parser: argparse.ArgumentParser) -> Any:
 
 
 def _load(options: argparse.Namespace) -> LoadedModel:
+    text = options.speculative_config
+    speculative = options.speculative if text is None else SpeculativeConfig.parse(text)
     loaded = load(
         options.model,
         dtype=options.dtype,
@@ -131,8 +138,11 @@ def _load(options: argparse.Namespace) -> LoadedModel:
         index=options.index,
         compute=options.compute,
         revision=options.revision,
+        speculative=speculative,
     )
     print(f"{options.model}: {loaded.report}", file=sys.stderr)
+    if loaded.speculation is not None:
+        print(f"speculation: {loaded.speculation}", file=sys.stderr)
     return loaded
 
 
@@ -153,9 +163,7 @@ def _generate(options: argparse.Namespace) -> None:
     loaded = _load(options)
     how: Options = {**_answering(options), "tools": tools, "logprobs": options.logprobs}
     completions = generate(loaded, prompts, **how)
-    show = _print_json if options.json else _print_text
-    for prompt, completion in zip([*options.prompt, *options.chat], completions, strict=True):
-        show(prompt, completion)
+    print_answers([*options.prompt, *options.chat], completions, as_json=options.json)
 
 
 def _chat(options: argparse.Namespace) -> None:
@@ -181,56 +189,6 @@ def _read_chat(text: str) -> PromptLike:
     if text.lstrip().startswith(("[", "{")):
         return read_messages(text)
     return [{"role": "user", "content": text}]
-
-
-def _print_json(prompt: str, completion: Completion) -> None:
-    print(json.dumps(completion_json(completion), ensure_ascii=False))
-
-
-def completion_json(completion: Completion) -> dict[str, Any]:
-    """A completion in the terms of the OpenAI API."""
-    record = {
-        "text": completion.text,
-        "reasoning": completion.reasoning,
-        "token_ids": list(completion.token_ids),
-        "finish_reason": completion.finish_reason,
-        "usage": completion.usage.to_dict(),
-        "seconds": round(completion.seconds, 3),
-    }
-    if completion.message is not None and completion.message.tool_calls:
-        record["tool_calls"] = completion.message.to_dict()["tool_calls"]
-    if completion.logprobs is not None:
-        record["logprobs"] = [
-            {"token_id": one.token_id, "logprob": one.logprob, "top": [list(t) for t in one.top]}
-            for one in completion.logprobs
-        ]
-    return record
-
-
-def _print_text(prompt: str, completion: Completion) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"[bold]{escape(_shortened(prompt))}[/bold]")
-    if completion.reasoning is not None:
-        thought = completion.reasoning.replace("\n", "\n           ")
-        console.print(f"[dim]  thought  {escape(thought)}[/dim]")
-    answer = completion.text if completion.text is not None else str(list(completion.token_ids))
-    for call in [] if completion.message is None else completion.message.tool_calls:
-        console.print(f"  call     {escape(call.name)} {escape(call.arguments)}")
-    cut = (
-        ""
-        if completion.finish_reason in ("stop", "tool_calls")
-        else f"  ({completion.finish_reason})"
-    )
-    console.print(f"  answer   {escape(answer)}[dim]{cut}[/dim]")
-
-
-def _shortened(prompt: str) -> str:
-    """A long prompt's first lines and its last one."""
-    lines = prompt.splitlines()
-    if len(lines) <= SHOWN_LINES:
-        return prompt
-    head, left_out = lines[: SHOWN_LINES - 2], len(lines) - SHOWN_LINES + 1
-    return "\n".join([*head, f"({left_out} more lines)", lines[-1]])
 
 
 if __name__ == "__main__":

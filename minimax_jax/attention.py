@@ -13,12 +13,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Float, Int, UInt8
 
 from configs.model import ModelConfig
 from configs.parts import IndexerConfig
-from minimax_jax.cache import POOL_AXES, layer_pages
+from minimax_jax.cache import POOL_AXES, layer_pages, own_heads
 from minimax_jax.context import Context
 from minimax_jax.layers import GemmaNorm, Linear
 from minimax_jax.lora import Adapter, part
@@ -28,8 +27,6 @@ from pallas_kernels.layouts.pages import Blocks, Source
 from pallas_kernels.layouts.pool import through_cache
 from pallas_kernels.sparse_attention import dense_attention, sparse_attention
 from sharding.apply import local
-from sharding.axes import MODEL
-from sharding.collectives import rank, ranks
 
 
 class Projections(NamedTuple):
@@ -64,12 +61,9 @@ class Keys:
 
 
 # Logical axes of what `_through_pages` takes and gives.
-
 _HEADS, _OF_BATCH = ("batch", None, "heads", None), ("batch", None, None, None)
 _KV_HEADS, _INDEX_HEADS = ("batch", None, "kv_heads", None), ("batch", None, "index_heads", None)
-_PROJECTIONS = Projections(
-    q=_HEADS, k=_KV_HEADS, v=_KV_HEADS, index_q=_INDEX_HEADS, index_k=_OF_BATCH
-)  # pyright: ignore[reportArgumentType]
+_PROJECTIONS = Projections._make([_HEADS, _KV_HEADS, _KV_HEADS, _INDEX_HEADS, _OF_BATCH])
 
 
 class Attention(nnx.Module):
@@ -204,14 +198,6 @@ def _through_pages(
     k, v, index_k = layer_pages(pages, layout, line, sparse=choice is not None)
     out = _attended(raw, Keys(k=k, v=v, index_k=index_k), norms, context, choice)
     return out, pages.reshape(pool.shape)
-
-
-def own_heads(x_BTKH: Array, num_heads: int) -> Float[Array, "B T heads H"]:
-    """Of the key heads that reach a rank, those in its pages: all, or one where ranks share it."""
-    if x_BTKH.shape[2] == num_heads:
-        return x_BTKH
-    first = rank(MODEL) * x_BTKH.shape[2] // ranks(MODEL)
-    return lax.dynamic_slice_in_dim(x_BTKH, first, num_heads, axis=2)
 
 
 def _packed_keys(raw: Projections, norms: Norms, context: Context) -> Keys:

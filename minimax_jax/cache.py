@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from configs.model import ModelConfig
 from configs.parts import check
@@ -16,9 +17,11 @@ from pallas_kernels.layouts.pages import Pages
 from pallas_kernels.layouts.pool import LINE, CacheFormats, PoolLayout
 from sharding.apply import named_sharding
 from sharding.axes import MODEL
+from sharding.collectives import rank, ranks
 from sharding.rules import SERVE
 
 POOL_AXES = ("ranks", None, None, None)
+NO_ROUTE = 255  # in a record of expert ids: none is known
 
 
 def local_heads(config: ModelConfig, mesh: Mesh | None) -> int:
@@ -26,7 +29,12 @@ def local_heads(config: ModelConfig, mesh: Mesh | None) -> int:
     return max(1, config.attention.num_kv_heads // (1 if mesh is None else mesh.shape[MODEL]))
 
 
-NO_ROUTE = 255  # in a record of expert ids: none is known
+def own_heads(x_BTKH: Array, num_heads: int) -> Float[Array, "B T heads H"]:
+    """Of the key heads that reach a rank, those in its pages: all, or one where ranks share it."""
+    if x_BTKH.shape[2] == num_heads:
+        return x_BTKH
+    first = rank(MODEL) * x_BTKH.shape[2] // ranks(MODEL)
+    return lax.dynamic_slice_in_dim(x_BTKH, first, num_heads, axis=2)
 
 
 def pool_layout(

@@ -19,6 +19,7 @@ from minimax_jax.chat import (
 from minimax_jax.chat.events import Event
 from minimax_jax.chat.openai import finish_reason
 from minimax_jax.chat.tools import tool_definitions
+from minimax_jax.speculative.stats import SpeculationStats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Completion:
     `finish_reason` is "stop" (a stop id, or the stop string in `stop`), "tool_calls" (stopped after
     calls), "length", or "error" (the model gave NaN logits, or nothing was allowed). Ids,
     log-probabilities, text and usage end at the same token; the stop string itself is not in the
-    text.
+    text. `speculation` is None where no draft was verified.
     """
 
     text: str | None
@@ -49,6 +50,7 @@ class Completion:
     stop: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     seconds: float = 0.0
+    speculation: SpeculationStats | None = None
 
     @property
     def reasoning(self) -> str | None:
@@ -103,6 +105,7 @@ class Collector:
         self.prompt = prompt
         self.finish_reason: str | None = None
         self.entries: list[TokenLogprob] = []
+        self.speculation = SpeculationStats()
         stream = partial(TextStream, stop=stop, min_tokens=min_tokens)
         self._stream = None if tokenizer is None else stream(tokenizer)
         self._parser, self._builder = _parser(prompt), MessageBuilder(reply_id)
@@ -161,6 +164,7 @@ class Collector:
             stop=None if match is None else match.stop,
             logprobs=tuple(self.entries) if logprobs else None,
             seconds=seconds,
+            speculation=self.speculation if self.speculation.steps else None,
         )
 
     def _take(self, piece: str) -> None:

@@ -18,9 +18,8 @@ from jaxtyping import Array, Float, Int, UInt8
 
 from configs.model import ModelConfig
 from configs.parts import DrafterConfig
-from minimax_jax.attention import own_heads
 from minimax_jax.batch import Batch
-from minimax_jax.cache import POOL_AXES, Cache, layer_pages
+from minimax_jax.cache import POOL_AXES, Cache, layer_pages, own_heads
 from minimax_jax.layers import MLP, GemmaNorm, Linear
 from minimax_jax.rope import rope_angles
 from minimax_jax.speculative.heads import ConfidenceHead, MarkovHead

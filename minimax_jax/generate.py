@@ -8,11 +8,13 @@ from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
+from configs.speculative import SpeculativeConfig
 from minimax_jax.bad_words import bad_word_ids
 from minimax_jax.chat import Chat, ChatFormat, Prompt, TurnMemory
 from minimax_jax.completion import Completion, Delta
 from minimax_jax.loaded import LoadedModel, check_tokens
 from minimax_jax.sampling import SamplingOptions, SamplingParams
+from minimax_jax.speculative.setup import config_of_call
 from minimax_jax.wave import GenerateOptions, Wave
 
 MAX_SEQUENCES = 128  # in one wave; more prompts run in further waves
@@ -31,6 +33,7 @@ class Options(SamplingOptions, total=False):
     template_options: Mapping[str, Any] | None
     safe: bool
     turns: TurnMemory | None
+    speculative: SpeculativeConfig | bool | None
 
 
 @overload
@@ -66,6 +69,7 @@ def generate(
     template_options: Mapping[str, Any] | None = None,
     safe: bool = True,
     turns: TurnMemory | None = None,
+    speculative: SpeculativeConfig | bool | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> list[Completion] | Iterator[Delta]:
     """Completions in the order of the prompts, or with `stream` an iterator of `Delta`.
@@ -81,10 +85,18 @@ def generate(
     messages spell stay text while `safe`. With `turns`, answers are remembered there, and a chat
     that goes on from one begins with the very ids that were generated.
 
+    A model that was loaded to speculate does so unless `speculative` is False; another config than
+    the load's may be given. It changes no distribution, and no greedy token.
+
     Raises ValueError with one sentence before anything runs: an empty prompt, one longer than the
     context, an impossible option.
     """
-    options = GenerateOptions(max_tokens=max_tokens, stop=_texts(stop), logprobs=logprobs)
+    options = GenerateOptions(
+        max_tokens=max_tokens,
+        stop=_texts(stop),
+        logprobs=logprobs,
+        speculative=config_of_call(loaded.speculation, speculative),
+    )
     params = _sampling_params(loaded, _texts(bad_words), sampling)
     asked = Chat(messages=(), tools=tools, options=template_options or {}, safe=safe)
     read = [read_prompt(loaded, one, asked, turns) for one in _as_list(prompts)]

@@ -14,40 +14,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from configs.model import ModelConfig
 from configs.parts import CacheFormat
 from configs.speculative import SpeculativeConfig
 from minimax_jax import checkpoint
 from minimax_jax.batch import pack
-from minimax_jax.cache import pool_layout
+from minimax_jax.cache import Cache, local_heads, pool_layout
 from minimax_jax.chat import ChatTemplate, Tokenizer
-from minimax_jax.checkpoint.folder import DRAFTER, read_config, read_target_config
+from minimax_jax.checkpoint.folder import read_target_config
 from minimax_jax.drafter import Drafter
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
-from minimax_jax.speculative.calibration import Calibration, read_calibration
-from minimax_jax.speculative.checkpoint import load_drafter
+from minimax_jax.speculative.setup import (
+    Speculation,
+    config_of_load,
+    drafted_config,
+    load_speculation,
+)
 from minimax_jax.steps import bucket, score
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
+from sharding.axes import DATA
 
 ASSETS = Path(__file__).parent / "assets"
 _COMPUTE: dict[str, CacheFormat] = {"float32": "f32", "bfloat16": "bf16"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speculation:
-    """What a model speculates with: its drafter, how it is used, what its confidences are worth."""
-
-    drafter: Drafter
-    config: SpeculativeConfig
-    calibration: Calibration
-
-    @property
-    def num_drafts(self) -> int:
-        """How many drafts a step verifies at most."""
-        return self.config.verified(self.drafter.config.draft_block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +74,17 @@ class LoadedModel:
 
     @property
     def layout(self) -> PoolLayout:
-        """The layout of a cache for this model, with a draft part if a drafter is loaded."""
-        return pool_layout(self.config, self.formats)
+        """The layout of a rank's pages, with a draft part if a drafter is loaded."""
+        return pool_layout(self.config, self.formats, local_heads(self.config, self.mesh))
+
+    def pages(self, num_rows: int, width: int) -> tuple[Cache, Int[Array, "B P"]]:
+        """Empty pages for so many sequences of `width` blocks, and their block table. Data ranks
+        share the rows, and each counts its blocks from 0; rows that they cannot share all have.
+        """
+        data_ranks = 1 if self.mesh is None else self.mesh.shape[DATA]
+        of_rank = num_rows if num_rows % data_ranks else num_rows // data_ranks
+        table = jnp.arange(num_rows)[:, None] % of_rank * width + jnp.arange(width)
+        return Cache.empty(self.layout, of_rank * width, self.mesh), table.astype(jnp.int32)
 
 
 def load(
@@ -115,8 +115,8 @@ def load(
     dtype = jnp.dtype(default if dtype is None else dtype)
     if dtype.name not in _COMPUTE:
         raise ValueError(f"dtype {dtype.name} is not one of {', '.join(_COMPUTE)}")
-    folder, asked = find(name_or_path, revision), _asked(speculative)
-    config = read_target_config(folder) if asked is None else _drafted_config(folder, asked)
+    folder, asked = find(name_or_path, revision), config_of_load(speculative)
+    config = read_target_config(folder) if asked is None else drafted_config(folder, asked)
     stored, computed = config.quantization, _COMPUTE[dtype.name]
     formats = CacheFormats(
         kv=kv or stored.kv_cache or computed,
@@ -128,7 +128,7 @@ def load(
     has_tokenizer = (folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.load(folder) if has_tokenizer else None
     template = ChatTemplate.load(folder) if ChatTemplate.is_in(folder) else None
-    speculation = None if asked is None else _speculation(folder, config, asked, dtype, mesh)
+    speculation = None if asked is None else load_speculation(folder, config, asked, dtype, mesh)
     model, report = checkpoint.load_model(folder, dtype=dtype, mesh=mesh, progress=progress)
     return LoadedModel(
         model=model,
@@ -140,30 +140,6 @@ def load(
         speculation=speculation,
         report=report,
     )
-
-
-def _asked(speculative: SpeculativeConfig | bool) -> SpeculativeConfig | None:
-    if isinstance(speculative, SpeculativeConfig):
-        return speculative
-    return SpeculativeConfig() if speculative else None
-
-
-def _drafted_config(folder: Path, asked: SpeculativeConfig) -> ModelConfig:
-    """The config of a model that has a drafter which can do what is asked."""
-    config = read_config(folder)
-    if config.drafter is None:
-        raise ValueError(f"{folder} has no {DRAFTER}/config.json: there is no drafter to speculate")
-    asked.verified(config.drafter.draft_block)
-    return config
-
-
-def _speculation(
-    folder: Path, config: ModelConfig, asked: SpeculativeConfig, dtype: DTypeLike, mesh: Mesh | None
-) -> Speculation:
-    assert config.drafter is not None
-    drafter, _ = load_drafter(folder, config, dtype=dtype, mesh=mesh)
-    calibration = read_calibration(folder / DRAFTER, config.drafter.draft_block)
-    return Speculation(drafter=drafter, config=asked, calibration=calibration)
 
 
 def find(

@@ -14,16 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from configs.speculative import SpeculativeConfig
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache
 from minimax_jax.chat import Prompt
 from minimax_jax.completion import Collector, Delta, TokenLogprob
+from minimax_jax.decoders import Decoder, Part, PlainDecoder, Prefilled, SpeculativeDecoder
 from minimax_jax.loaded import LoadedModel
 from minimax_jax.sampling import History, SamplingParams, SamplingState
-from minimax_jax.steps import DecodeOptions, DecodeState, Generated, bucket, decode, prefill
+from minimax_jax.steps import DecodeState, Generated, bucket, prefill
 
 PREFILL_TOKENS = 8192  # in one prefill step, all sequences together
-DECODE_STEPS = 16  # tokens a dispatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,11 @@ class GenerateOptions:
     max_tokens: int
     stop: tuple[str, ...]
     logprobs: int | None  # likeliest ids reported at each place; None: no log-probabilities at all
+    speculative: SpeculativeConfig | None = None  # None: plain decoding
 
 
 class Wave:
-    """Some sequences in lock-step: their pages, their device state, and their collectors."""
+    """Some sequences in lock-step: their pages, their decoder, and their collectors."""
 
     def __init__(
         self,
@@ -56,20 +58,30 @@ class Wave:
         lengths = np.array([len(prompt.ids) for prompt in prompts] + [0] * unused, np.int32)
         blocks = -(-(int(lengths.max()) + options.max_tokens) // loaded.layout.block_size)
         width = bucket(blocks, smallest=loaded.config.indexer.top_k)
-        self.cache = Cache.empty(loaded.layout, self.num_rows * width)
-        self.table = jnp.arange(self.num_rows * width, dtype=jnp.int32).reshape(-1, width)
+        cache, table = loaded.pages(self.num_rows, width)
         vocab_size = loaded.config.vocab_size
-        self.sampling = SamplingState.of(
+        sampling = SamplingState.of(
             [*params, *[SamplingParams()] * unused], lengths.tolist(), vocab_size
         )
         padded = [*(prompt.ids for prompt in prompts), *[[]] * unused]
-        self.state = DecodeState(
-            logits=self._prefill(prompts, lengths),
+        cache, logits = self._prefill(prompts, lengths, cache, table)
+        state = DecodeState(
+            logits=logits,
             positions=jnp.asarray(lengths),
             limits=jnp.asarray(lengths + options.max_tokens),
             running=jnp.asarray(lengths > 0),
-            history=History.of(self.sampling, padded, [[]] * self.num_rows, vocab_size),
+            history=History.of(sampling, padded, [[]] * self.num_rows, vocab_size),
         )
+        prefilled = Prefilled(
+            loaded=loaded,
+            cache=cache,
+            table=table,
+            state=state,
+            sampling=sampling,
+            max_tokens=options.max_tokens,
+            top_logprobs=options.logprobs or 0,
+        )
+        self.decoder = _decoder(prefilled, options)
 
     @property
     def running(self) -> bool:
@@ -78,28 +90,13 @@ class Wave:
 
     def advance(self) -> Iterator[Delta]:
         """One dispatch; what it added to each sequence."""
-        top = self.options.logprobs or 0
-        steps = min(DECODE_STEPS, bucket(self.options.max_tokens))
-        program = DecodeOptions(steps=steps, top_logprobs=top)
-        loaded = self.loaded
-        with loaded.on_mesh():
-            self.cache, self.state, generated = decode(
-                loaded.model,
-                loaded.adapter,
-                self.cache,
-                self.table,
-                self.state,
-                self.sampling,
-                program,
-            )
-        generated = jax.device_get(generated)
         before = [collector.finish_reason is None for collector in self.collectors]
-        for row, collector in enumerate(self.collectors):
-            if before[row]:
-                _collect(collector, generated, row)
-        going = [collector.finish_reason is None for collector in self.collectors]
-        going += [False] * (self.num_rows - len(going))
-        self.state = replace(self.state, running=self.state.running & jnp.array(going))
+        for part in self.decoder.advance():
+            for row, collector in enumerate(self.collectors):
+                _collect(collector, part, row)
+        going = np.zeros(self.num_rows, bool)
+        going[: len(before)] = [one.finish_reason is None for one in self.collectors]
+        self.decoder.keep(going)
         for row, collector in enumerate(self.collectors):
             if before[row]:
                 yield self._delta(row, collector)
@@ -112,9 +109,14 @@ class Wave:
         with_logprobs = self.options.logprobs is not None
         return replace(delta, completion=collector.completion(seconds, logprobs=with_logprobs))
 
-    def _prefill(self, prompts: list[Prompt], lengths: np.ndarray) -> jax.Array:
-        """Fills the pages chunk by chunk; the logits after each prompt's last token."""
+    def _prefill(
+        self, prompts: list[Prompt], lengths: np.ndarray, cache: Cache, table: jax.Array
+    ) -> tuple[Cache, jax.Array]:
+        """Pages filled chunk by chunk, those of a drafter that is used too, and the logits after
+        each prompt's last token.
+        """
         loaded, longest = self.loaded, int(lengths.max())
+        drafter = None if self.options.speculative is None else loaded.drafter
         block = loaded.layout.block_size
         chunk = min(bucket(longest, smallest=block), max(block, PREFILL_TOKENS // self.num_rows))
         tokens = np.zeros((self.num_rows, -(-longest // chunk) * chunk), np.int32)
@@ -128,15 +130,21 @@ class Wave:
                 positions=jnp.asarray(
                     np.where(positions < lengths[:, None], positions, -1), jnp.int32
                 ),
-                block_table=self.table,
+                block_table=table,
             )
             last = lengths - 1 - start
             last = jnp.asarray(np.where((last >= 0) & (last < chunk), last, -1), jnp.int32)
             with loaded.on_mesh():
-                self.cache, logits = prefill(
-                    loaded.model, loaded.adapter, self.cache, batch, last, logits
+                cache, logits = prefill(
+                    loaded.model, loaded.adapter, cache, batch, last, logits, drafter
                 )
-        return logits
+        return cache, logits
+
+
+def _decoder(prefilled: Prefilled, options: GenerateOptions) -> Decoder:
+    if options.speculative is None:
+        return PlainDecoder(prefilled)
+    return SpeculativeDecoder(prefilled, options.speculative)
 
 
 def _collector(
@@ -155,18 +163,39 @@ def _collector(
     )
 
 
-def _collect(collector: Collector, generated: Generated, row: int) -> None:
-    """Hands one sequence its tokens of a dispatch."""
+def _collect(collector: Collector, part: Part, row: int) -> None:
+    """Hands one sequence its tokens of a part, and what became of its drafts; nothing once it has
+    ended.
+    """
+    if collector.finish_reason is not None:
+        return
+    committed, verified = _push_tokens(collector, part.generated, row), part.verified
+    if verified is not None and committed:
+        collector.speculation.record(
+            tested=int(verified.tested[row]),
+            accepted=min(int(verified.accepted[row]), committed),
+            committed=committed,
+            num_drafts=verified.num_drafts,
+        )
+
+
+def _push_tokens(collector: Collector, generated: Generated, row: int) -> int:
+    """How many tokens the sequence took."""
+    before = len(collector.entries)
     for step in range(len(generated.tokens)):
         if collector.finish_reason is not None:
-            return
+            break
         if generated.broken[step, row]:
             collector.finish("error")
-            return
-        top = zip(generated.top_tokens[step, row], generated.top_logprobs[step, row], strict=True)
-        entry = TokenLogprob(
-            token_id=int(generated.tokens[step, row]),
-            logprob=float(generated.logprobs[step, row]),
-            top=tuple((int(token), float(value)) for token, value in top),
-        )
-        collector.push(entry)
+        elif generated.tokens[step, row] >= 0:
+            collector.push(_entry(generated, step, row))
+    return len(collector.entries) - before
+
+
+def _entry(generated: Generated, step: int, row: int) -> TokenLogprob:
+    top = zip(generated.top_tokens[step, row], generated.top_logprobs[step, row], strict=True)
+    return TokenLogprob(
+        token_id=int(generated.tokens[step, row]),
+        logprob=float(generated.logprobs[step, row]),
+        top=tuple((int(token), float(value)) for token, value in top),
+    )

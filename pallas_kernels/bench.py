@@ -19,10 +19,11 @@ import jax
 from pallas_kernels import timing
 from pallas_kernels.benchmark import Benchmark
 from pallas_kernels.block_select import bench as block_select
+from pallas_kernels.kv_insert import bench as kv_insert
 from pallas_kernels.peers import MICROSECONDS, PEERS
 
 GROUPS: dict[str, tuple[Benchmark, ...]] = {
-    "attention": block_select.BENCHMARKS,
+    "attention": (*block_select.BENCHMARKS, *kv_insert.BENCHMARKS),
 }
 
 

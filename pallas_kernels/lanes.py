@@ -44,6 +44,10 @@ class Word:
     def __mul__(self, other: "Word | int") -> "Word":
         return Word(arith.muli(self.value, word(other).value))
 
+    def __floordiv__(self, by: int) -> "Word":
+        """An unsigned integer divided by a constant."""
+        return Word(arith.divui(self.value, word(by).value))
+
     def __lshift__(self, by: int) -> "Word":
         """Moves bits up by a constant; a negative one moves them down."""
         if by < 0:
@@ -144,6 +148,11 @@ def address_after(pointer: Any, offset: Word | int) -> Any:
     return _advance(pointer, offset)
 
 
+def at(pointer: Any, offset: Word | int) -> Any:
+    """A pointer some bytes further on."""
+    return _advance(pointer, offset)
+
+
 def load_words(pointer: Any, offset: Word | int, count: int) -> list[Word]:
     """`count` (1, 2 or 4) consecutive words, as one load; the address is aligned alike."""
     at = _advance(pointer, offset)
@@ -186,6 +195,12 @@ def store_bf16(pointer: Any, offset: Word | int, x: Real) -> None:
     llvm.store(arith.truncf(ir.BF16Type.get(), x.value), _advance(pointer, offset))
 
 
+def store_bits(pointer: Any, offset: Word | int, x: Word, bits: int) -> None:
+    """The low 8 or 16 bits."""
+    narrow = arith.trunci(ir.IntegerType.get_signless(bits), x.value)
+    llvm.store(narrow, _advance(pointer, offset))
+
+
 def half2(x: Word) -> Any:
     """The word as vector<2xf16>."""
     return llvm.bitcast(ir.VectorType.get((2,), ir.F16Type.get()), x.value)
@@ -197,8 +212,11 @@ def multiply_half2(a: Word, b: Word) -> Word:
 
 
 def bit_select(mask: int, ones: Word, zeros: Word) -> Word:
-    """The bits of `ones` where the mask has them, of `zeros` elsewhere: one instruction."""
-    return (ones & mask) | (zeros & ~mask)
+    """The bits of `ones` where the mask has them, of `zeros` elsewhere: one instruction, which the
+    compiler cannot take apart (it would, to distribute a later mask over its parts).
+    """
+    args = [word(mask).value, ones.value, zeros.value]
+    return Word(_asm(_i32(), args, "lop3.b32 $0, $1, $2, $3, 0xCA;", "=r,r,r,r"))
 
 
 def permute_bytes(a: Word, b: Word, selector: int) -> Word:
@@ -213,6 +231,18 @@ def half2_of_e4m3(x: Word) -> Word:
     return Word(_asm(_i32(), [x.value], text, "=r,r"))
 
 
+def e4m3_of_reals(low: Real, high: Real) -> Word:
+    """Two float32 values as E4M3 bytes: nearest, ties to even, saturating; NaN is 0x7F."""
+    text = "{ .reg .b16 both; cvt.rn.satfinite.e4m3x2.f32 both, $1, $2; cvt.u32.u16 $0, both; }"
+    return Word(_asm(_i32(), [high.value, low.value], text, "=r,f,f"))
+
+
+def bf16_of_reals(low: Real, high: Real) -> Word:
+    """Two float32 values rounded to bfloat16."""
+    args = [high.value, low.value]
+    return Word(_asm(_i32(), args, "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f"))
+
+
 def half2_of_reals(low: Real, high: Real) -> Word:
     """Two float32 values rounded to float16."""
     args = [high.value, low.value]
@@ -225,6 +255,12 @@ def reals_of_pair(x: Word, halves: bool) -> list[Real]:
         wide = arith.extf(ir.VectorType.get((2,), ir.F32Type.get()), half2(x))
         return [Real(one) for one in _pair(wide)]
     return [real_of_bits(x << 16), real_of_bits(x & 0xFFFF0000)]
+
+
+def reals_of_half2(x: Word) -> list[Real]:
+    """The two float16 values of a word."""
+    wide = arith.extf(ir.VectorType.get((2,), ir.F32Type.get()), half2(x))
+    return [Real(_element(wide, i)) for i in (0, 1)]
 
 
 def real(x: float) -> Real:
@@ -255,6 +291,11 @@ def minimum(a: Real, b: Real) -> Real:
 def absolute(x: Real) -> Real:
     """|x|."""
     return real_of_bits(bits_of_real(x) & 0x7FFFFFFF)
+
+
+def rsqrt(x: Real) -> Real:
+    """1 / sqrt(x), approximately (2^-22.9)."""
+    return Real(_asm(ir.F32Type.get(), [x.value], "rsqrt.approx.f32 $0, $1;", "=f,f"))
 
 
 def exp2(x: Real) -> Real:
@@ -370,6 +411,11 @@ def take_ticket(pointer: Any) -> Word:
 def sync_warpgroup() -> None:
     """Waits for the 128 threads of this warpgroup."""
     utils.warpgroup_barrier()
+
+
+def sync_warp() -> None:
+    """Waits for the 32 lanes of this warp; shared memory written before is visible after."""
+    _asm_void("bar.warp.sync 0xffffffff;")
 
 
 def sync_cluster() -> None:

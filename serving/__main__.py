@@ -1,12 +1,48 @@
-"""The command `minimax-serve`, which until the server is there only says so."""
+"""The command `minimax-serve`: `minimax-serve MODEL` serves, `minimax-serve bench` measures."""
 
+import asyncio
+import os
 import sys
+from collections.abc import Sequence
+
+import jax
+
+from minimax_jax.compiled import keep_compiled_programs
+from serving import logs
+from serving.bench.command import main as bench
+from serving.command.flags import PROGRAM, parse
+from serving.command.resolve import Machine, resolve
+from serving.command.run import ENDED_EARLY, serve
 
 
-def main() -> None:
-    """Prints one sentence to stderr and exits with code 2."""
-    print("minimax-serve: there is no server yet; try minimax-jax generate.", file=sys.stderr)
-    sys.exit(2)
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs it. A user's mistake is one sentence on standard error and exit code 2; a start that
+    fails, or an engine that does, is one sentence and 1.
+    """
+    arguments = sys.argv[1:] if arguments is None else [*arguments]
+    if arguments[:1] == ["bench"]:
+        bench(arguments[1:])
+        return
+    try:
+        asked = parse(arguments)
+        logs.set_up(asked.monitoring)
+        machine = Machine(platform=jax.default_backend(), num_devices=jax.device_count())
+        resolved = resolve(asked, machine)
+    except (ValueError, OSError) as error:
+        _end(error, 2)
+    keep_compiled_programs()
+    try:
+        code = asyncio.run(serve(resolved))
+    except (ValueError, OSError) as error:
+        _end(error, 1)
+    if code == ENDED_EARLY:
+        os._exit(code)  # a thread still compiles, which cannot be interrupted
+    sys.exit(code)
+
+
+def _end(error: Exception, code: int) -> None:
+    print(f"{PROGRAM}: {error}", file=sys.stderr)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

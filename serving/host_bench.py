@@ -1,5 +1,5 @@
-"""`python -m serving.host_bench`: what the host spends on a step, and on a long prompt's look-up,
-with a device that answers at once. Prints JSON.
+"""`python -m serving.host_bench`: what the host spends on a step, in the scheduler and in the whole
+engine, and on a long prompt's look-up, with a device that answers at once. Prints JSON.
 """
 
 import gc
@@ -12,6 +12,9 @@ from collections.abc import Callable
 from functools import partial
 
 from configs.serving import ServingConfig
+from minimax_jax.chat import Tokenizer
+from minimax_jax.loaded import find
+from serving.engine_bench import Load, measure
 from serving.scheduling.pages import Pages
 from serving.scheduling.plan import RankPlan, RankResult, StepPlan, StepResult
 from serving.scheduling.request import Asked, Request
@@ -23,6 +26,14 @@ WARM_UP = 200
 PROMPT = 1000  # tokens
 LONG_PROMPT = 131_072
 REPEATS = 20
+ENGINE_LOADS = {
+    "8_running": Load(running=8),
+    "256_running": Load(running=256),
+    "256_running_stop_strings": Load(running=256, stop=("STOP",)),
+    "256_running_logprobs": Load(running=256, logprobs=5),
+    "256_running_7_drafts": Load(running=256, drafts=7),
+    "256_running_read_every_5_ms": Load(running=256, paced_s=0.005),
+}
 
 
 def main() -> None:
@@ -33,6 +44,11 @@ def main() -> None:
         for drafts in (0, 7):
             key = f"us_per_step_{running}_running_{drafts}_drafts"
             report[key] = _percentiles(_decode_steps(running, drafts))
+    tokenizer = Tokenizer.load(find("tiny"))
+    for name, load in ENGINE_LOADS.items():
+        costs = measure(load, tokenizer)
+        report[f"us_per_step_engine_{name}"] = _percentiles(costs.thread)
+        report[f"us_per_step_event_loop_{name}"] = round(costs.loop * 1e6, 3)
     report["ms_lookup_131072_tokens"] = _percentiles(_lookups(hashed=False), 1e3)
     report["ms_lookup_131072_tokens_hashed_before"] = _percentiles(_lookups(hashed=True), 1e3)
     report["ms_admission_131072_tokens"] = _percentiles(_admissions(), 1e3)

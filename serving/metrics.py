@@ -5,7 +5,9 @@ by the engine, which calls `on_step` and `on_finished`. What vLLM has no name fo
 `m3jax:`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Thread
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Histogram, start_http_server
@@ -67,17 +69,21 @@ class Watched(Protocol):
 
 
 class Metrics(Collector):
-    """The metrics of one engine, under the first name that it is served as."""
+    """The metrics of one engine, under the first name that it is served as. `recompiles` tells how
+    many programs were compiled since it was ready.
+    """
 
-    def __init__(self, engine: Watched, model_name: str):
-        self._engine, self._values = engine, (model_name, "0")
+    def __init__(
+        self, engine: Watched, model_name: str, recompiles: Callable[[], int] | None = None
+    ):
+        self._engine, self._values, self._recompiles = engine, (model_name, "0"), recompiles
         self.registry = CollectorRegistry()
         self._histograms = _histograms(self.registry, engine.info.max_model_len)
         self._unfinished: dict[str, list[SequenceRecord]] = {}
         self.registry.register(self)
 
-    def serve(self, host: str, port: int) -> "MetricsPort":
-        """Answers `GET /metrics`; port 0 takes a free one. Raises ValueError when it cannot."""
+    def port(self, host: str, port: int) -> "MetricsPort":
+        """What answers `GET /metrics`, once it is started; port 0 takes a free one."""
         return MetricsPort(self.registry, host, port)
 
     def collect(self) -> Iterator[Metric]:
@@ -95,6 +101,9 @@ class Metrics(Collector):
             name = "vllm:spec_decode_num_accepted_tokens_per_pos"
             yield self._many(name, "Drafts accepted, by place.", "position", accepted)
         yield self._cache_config()
+        if self._recompiles is not None:
+            text, count = "Programs compiled since the start was over.", self._recompiles()
+            yield self._one(CounterMetricFamily, "m3jax:recompiles", text, count)
 
     def on_step(self, step: StepRecord) -> None:
         """Feeds the histograms of steps."""
@@ -158,21 +167,32 @@ class Metrics(Collector):
 
 
 class MetricsPort:
-    """The HTTP port that answers, in a thread of its own."""
+    """The HTTP port that answers, in a thread of its own: a part of the process."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int):
-        try:
-            self._server, self._thread = start_http_server(port, host, registry)
-        except OSError as error:
-            reason = error.strerror or error
-            raise ValueError(f"cannot serve metrics on {host}:{port}: {reason}") from error
-        self.port: int = self._server.server_port
+        self._registry, self._host, self._port = registry, host, port
+        self._server: Any = None
+        self._thread: Thread | None = None
 
-    def close(self) -> None:
+    async def start(self) -> int:
+        """Listens; the port. Raises ValueError with a sentence when it cannot."""
+        try:
+            server, self._thread = start_http_server(self._port, self._host, self._registry)
+        except OSError as error:
+            where, reason = f"{self._host}:{self._port}", error.strerror or error
+            raise ValueError(f"cannot serve metrics on {where}: {reason}") from error
+        self._server = server
+        return server.server_port
+
+    async def drain(self, hurry: asyncio.Event | None = None) -> None:
+        """Goes on, to the last request's end."""
+
+    async def stop(self) -> None:
         """Ends the thread and frees the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        if self._thread is not None:
+            await asyncio.to_thread(self._server.shutdown)
+            self._server.server_close()
+            self._thread.join()
 
 
 def _histograms(registry: CollectorRegistry, max_model_len: int) -> dict[str, Histogram]:

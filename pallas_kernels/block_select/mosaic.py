@@ -94,7 +94,8 @@ def _select(index_q, index_k: Pages, block_table, positions, *, top_k: int, **fo
     B, T, K, I = index_q.shape
     size, table = index_k.block_size, block_table.astype(jnp.int32)
     positions = positions.astype(jnp.int32)
-    plan = schedule.make(positions, table, heads=K, block_size=size, programs=score.PROGRAMS)
+    programs = score.programs(T * K)
+    plan = schedule.make(positions, table, heads=K, block_size=size, programs=programs)
     line = jnp.asarray(index_k.line, jnp.int32)
     rows = index_q.reshape(B, T * K, I)
     scores = score.block_scores(rows, index_k.pool, line, plan, table.shape[1])

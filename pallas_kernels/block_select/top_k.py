@@ -1,10 +1,10 @@
 """The C best blocks of a row of scores, in two passes without a sort.
 
-Grid: one warpgroup for each query and head. A lane walks every 128th block and keeps its best. The
-C-th best of these 128 is a bound that at least C blocks reach, and that few others do: only the C
-lanes above it can have any. A second pass, from the cache, collects those blocks, and each of them
-counts the ones before it: its place among the chosen. Two blocks are never equal: the higher score
-comes first, then the lower id.
+Grid: a team of one warp (rows of up to `SHORT` blocks) or of one warpgroup a row. A lane walks its
+share of the blocks and keeps its best. The C-th best of these is a bound that at least C blocks
+reach, and that few others do: only the C lanes above it can have any. A second pass, from the
+cache, collects those blocks, and each of them counts the ones before it: its place among the
+chosen. Two blocks are never equal: the higher score comes first, then the lower id.
 
 Memory: 4 bytes a visible block, read twice (once from the L1), 4 C bytes written. Blocks from
 `newest` - `local_blocks` + 1 on and before `init_blocks` come first; those after `newest` never.
@@ -25,12 +25,15 @@ from pallas_kernels import lanes
 from pallas_kernels.block_select.schedule import items_of_sequence
 from pallas_kernels.lanes import REF, SCALAR, Real, Word, word
 
-THREADS = 128
-MAX_TOP_K = 64
-_UNROLL = 8  # loads in flight
+MAX_TOP_K = 32  # no more than a team has lanes
+SHORT = 1024
+_THREADS, _WARP = 128, 32
+_PART = 4  # neighbouring scores that a lane loads at once
+_IN_FLIGHT = 8  # such loads
 _FORCED = 0xFFFFFFFF  # the order of a forced block; 0 is that of no block
 _LARGEST = 3.4028234663852886e38
 _ENTRY_BYTES = 8
+_SHARED_BYTES = 16  # of a team: the bound, then the number of entries found
 _Entry = tuple[Word, Word]  # order of a block, complement of its id: the greater pair is better
 
 
@@ -44,51 +47,81 @@ def top_blocks(
     init_blocks: int,
     local_blocks: int,
 ) -> Int[Array, "B T K C"]:
-    """Ids of each row's best blocks, best first, -1 in unused places; scores as `score` writes."""
+    """Ids of each row's best blocks, best first, -1 in unused places; scores as `score` has."""
     batch, queries = positions.shape
-    entries = top_k * -(-scores.shape[2] // THREADS)
+    width = scores.shape[2]
+    team = _WARP if width <= SHORT else _THREADS
+    found = _found_entries(width, team, top_k)
     kernel = plgpu.kernel(
-        partial(_program, block_size, init_blocks, local_blocks),
+        partial(_program, team, block_size, init_blocks, local_blocks),
         out_type=jax.ShapeDtypeStruct((batch, queries, heads, top_k), jnp.int32),
-        grid=(batch * queries * heads,),
-        grid_names=("row",),
+        grid=(-(-batch * queries * heads * team // _THREADS),),
+        grid_names=("program",),
         scratch_types=[
-            plgpu.SMEM((2 * THREADS,), jnp.int32),
-            plgpu.SMEM((2 * entries + 8,), jnp.int32),
-            plgpu.SMEM((4,), jnp.int32),
+            plgpu.SMEM((_THREADS * 2,), jnp.int32),
+            plgpu.SMEM((_THREADS // team * found * 2,), jnp.int32),
+            plgpu.SMEM((_THREADS // team * _SHARED_BYTES // 4,), jnp.int32),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
     )
     return kernel(scores, positions)
 
 
-def _program(block_size, init_blocks, local_blocks, scores, positions, ids, best, found, shared):
-    """One row: its offset in the scores, its newest block, then the choice."""
+def _found_entries(width: int, team: int, top_k: int) -> int:
+    """Entries that reach the bound: all of C lanes at most; and three that are read past the end."""
+    rounds = -(-width // (team * _PART))
+    return top_k * rounds * _PART + 4
+
+
+def _program(team, block_size, init_blocks, local_blocks, scores, positions, ids, *scratch):
+    """One row of each team: its offset in the scores, its newest block, then the choice."""
     _, num_rows, width = scores.shape
-    _, queries, heads, top_k = ids.shape
-    row = lax.axis_index("row")
-    token, head = row // heads, lax.rem(row, heads)
-    sequence, query = token // queries, lax.rem(token, queries)
-    newest = lax.shift_right_arithmetic(positions[sequence, query], block_size.bit_length() - 1)
-    in_sequence = query * heads + head
-    item = sequence * items_of_sequence(queries * heads) + in_sequence // num_rows
-    start = (item * num_rows + lax.rem(in_sequence, num_rows)) * width
+    batch, queries, heads, top_k = ids.shape
+    rows_of_sequence = queries * heads
+    padding = items_of_sequence(rows_of_sequence) * num_rows - rows_of_sequence
 
-    @lanes.code(REF, REF, REF, REF, REF, SCALAR, SCALAR, SCALAR)
-    def choose(_, scores, ids, best, found, shared, start, newest, row):
-        line = _Line(
-            pointer=lanes.address(scores, lanes.scalar(start) << 2),
-            width=width,
-            newest=lanes.scalar(newest),
-            init_blocks=init_blocks,
-            local_blocks=local_blocks,
-        )
-        best, found, shared = (lanes.address(x) for x in (best, found, shared))
-        bound = _bound(line, top_k, best, shared)
-        count = _collect(line, bound, found, shared)
-        _place(found, count, lanes.address(ids, lanes.scalar(row) * (4 * top_k)), top_k)
+    @lanes.code(*[REF] * 6, SCALAR)
+    def choose(_, scores, positions, ids, best, found, shared, program):
+        number = lanes.thread() // team
+        row = lanes.scalar(program) * (_THREADS // team) + number
+        start = row + (row // rows_of_sequence) * padding
 
-    choose(scores, ids, best, found, shared, start, newest, row)
+        def one():
+            [position] = lanes.load_words(lanes.address(positions), (row // heads) << 2, 1)
+            newest = lanes.select(position.below(0), word(-1), position // block_size)
+            line = _Line(
+                pointer=lanes.address(scores, (start * width) << 2),
+                width=width,
+                newest=newest,
+                init_blocks=init_blocks,
+                local_blocks=local_blocks,
+                team=team,
+                top_k=top_k,
+            )
+            entries = _found_entries(width, team, top_k)
+            room = _Room(
+                best=lanes.address(best, number * (team * _ENTRY_BYTES)),
+                found=lanes.address(found, number * (entries * _ENTRY_BYTES)),
+                bound=lanes.address(shared, number * _SHARED_BYTES),
+                count=lanes.address(shared, number * _SHARED_BYTES + _ENTRY_BYTES),
+            )
+            bound = _bound(line, room)
+            count = _collect(line, bound, room)
+            _place(line, count, room, lanes.address(ids, row * (4 * top_k)))
+
+        lanes.when(row.below(batch * rows_of_sequence), one)
+
+    choose(scores, positions, ids, *scratch, lax.axis_index("program"))
+
+
+@dataclass(frozen=True)
+class _Room:
+    """A team's shared memory."""
+
+    best: Any
+    found: Any
+    bound: Any
+    count: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,25 +133,41 @@ class _Line:
     newest: Word
     init_blocks: int
     local_blocks: int
+    team: int
+    top_k: int
 
-    def entries(self, first: Word) -> list[_Entry]:
-        """Entries of the blocks first, first + 128, ...; all their loads are in flight at once."""
-        blocks = [first + i * THREADS for i in range(min(_UNROLL, -(-self.width // THREADS)))]
-        scores = []
-        for block in blocks:
-            inside = lanes.select(block.below(self.width), block, word(self.width - 1))
-            scores += lanes.load_reals(self.pointer, inside << 2, 1)
-        return [self._entry(block, score) for block, score in zip(blocks, scores, strict=True)]
+    @property
+    def member(self) -> Word:
+        """This lane's number in the team."""
+        return lanes.thread() & (self.team - 1)
+
+    def sync(self) -> None:
+        """Waits for the team."""
+        (lanes.sync_warp if self.team == _WARP else lanes.sync_warpgroup)()
 
     def visit(self, body: Callable[..., list[Word]], carry: list[Word]) -> list[Word]:
         """`body(entry, *carry)` for this lane's visible blocks, by rising id, and some after."""
+        stride = self.team * _PART
+        loads = min(_IN_FLIGHT, -(-self.width // stride))
 
         def some(first, *carry):
-            for entry in self.entries(first):
+            for entry in self._entries([first + i * stride for i in range(loads)]):
                 carry = body(entry, *carry)
             return carry
 
-        return lanes.repeat(lanes.thread(), self.newest + 1, THREADS * _UNROLL, some, carry)
+        return lanes.repeat(self.member * _PART, self.newest + 1, stride * loads, some, carry)
+
+    def _entries(self, firsts: list[Word]) -> list[_Entry]:
+        """Entries of the blocks from each of `firsts` on; all their loads are in flight at once."""
+        scores = []
+        for first in firsts:
+            inside = lanes.select(first.below(self.width), first, word(0))
+            scores.append(lanes.load_reals(self.pointer, inside << 2, _PART))
+        return [
+            self._entry(first + i, score)
+            for first, part in zip(firsts, scores, strict=True)
+            for i, score in enumerate(part)
+        ]
 
     def _entry(self, block: Word, score: Real) -> _Entry:
         forced = (self.newest + -self.local_blocks).below(block)
@@ -155,59 +204,59 @@ def _count_before(entry: _Entry, entries: Any, first: Word | int, limit: Word | 
     return count
 
 
-def _bound(line: _Line, top_k: int, best: Any, shared: Any) -> _Entry:
-    """The C-th best of the lanes' best entries; leaves the counter behind it at zero."""
+def _bound(line: _Line, room: _Room) -> _Entry:
+    """The C-th best of the lanes' best entries; leaves the counter at zero."""
 
     def better(entry, order, code):
         is_better = entry[0].above(order)  # of equal ones the first, which has the lower id
-        return [
-            lanes.select(is_better, new, old) for new, old in zip(entry, (order, code), strict=True)
-        ]
+        pairs = zip(entry, (order, code), strict=True)
+        return [lanes.select(is_better, new, old) for new, old in pairs]
 
-    order, code = line.visit(better, [word(0), lanes.thread() ^ -1])
+    order, code = line.visit(better, [word(0), line.member ^ -1])
     mine = order, code
-    lanes.store_words(best, lanes.thread() * _ENTRY_BYTES, mine)
-    lanes.when(lanes.thread().equals(0), lambda: lanes.store_words(shared, 8, [word(0)]))
-    lanes.sync_warpgroup()
+    lanes.store_words(room.best, line.member * _ENTRY_BYTES, mine)
+    lanes.when(line.member.equals(0), lambda: lanes.store_words(room.count, 0, [word(0)]))
+    line.sync()
     place = word(0)
-    for first in range(0, THREADS, 4):
-        place = place + _count_before(mine, best, first, THREADS)
-    lanes.when(place.equals(top_k - 1), lambda: lanes.store_words(shared, 0, mine))
-    lanes.sync_warpgroup()
-    order, code = lanes.load_words(shared, 0, 2)
+    for first in range(0, line.team, 4):
+        place = place + _count_before(mine, room.best, first, line.team)
+    lanes.when(place.equals(line.top_k - 1), lambda: lanes.store_words(room.bound, 0, mine))
+    line.sync()
+    order, code = lanes.load_words(room.bound, 0, 2)
     return order, code
 
 
-def _collect(line: _Line, bound: _Entry, found: Any, shared: Any) -> Word:
+def _collect(line: _Line, bound: _Entry, room: _Room) -> Word:
     """Writes the visible entries that are not worse than the bound, in any order; their number."""
 
     def keep(entry):
-        at = lanes.take_ticket(lanes.address_after(shared, 8))
-        lanes.store_words(found, at * _ENTRY_BYTES, entry)
+        at = lanes.take_ticket(room.count)
+        lanes.store_words(room.found, at * _ENTRY_BYTES, entry)
 
     def collect(entry):
         worse = lanes.either(_before(bound, entry), entry[0].equals(0))
-        lanes.when(lanes.negate(worse), lambda: keep(entry))
+        lanes.when(lanes.negate(worse), partial(keep, entry))
         return []
 
     line.visit(collect, [])
-    lanes.sync_warpgroup()
-    return lanes.load_words(shared, 8, 1)[0]
+    line.sync()
+    return lanes.load_words(room.count, 0, 1)[0]
 
 
-def _place(found: Any, count: Word, ids: Any, top_k: int) -> None:
+def _place(line: _Line, count: Word, room: _Room, ids: Any) -> None:
     """Writes each collected id to its place, and -1 behind the last."""
 
     def place(index):
-        order, code = lanes.load_words(found, index * _ENTRY_BYTES, 2)
-        [place] = lanes.repeat(
-            0, count, 4, lambda i, n: [n + _count_before((order, code), found, i, count)], [word(0)]
-        )
-        write = partial(lanes.store_words, ids, place << 2, [code ^ -1])
-        lanes.when(place.below(top_k), write)
+        order, code = lanes.load_words(room.found, index * _ENTRY_BYTES, 2)
+
+        def more(first, before):
+            return [before + _count_before((order, code), room.found, first, count)]
+
+        [before] = lanes.repeat(0, count, 4, more, [word(0)])
+        write = partial(lanes.store_words, ids, before << 2, [code ^ -1])
+        lanes.when(before.below(line.top_k), write)
         return []
 
-    lanes.repeat(lanes.thread(), count, THREADS, place)
-    thread = lanes.thread()
-    unused = lanes.both(thread.below(top_k), lanes.negate(thread.below(count)))
-    lanes.when(unused, lambda: lanes.store_words(ids, thread << 2, [word(-1)]))
+    lanes.repeat(line.member, count, line.team, place)
+    unused = lanes.both(line.member.below(line.top_k), lanes.negate(line.member.below(count)))
+    lanes.when(unused, lambda: lanes.store_words(ids, line.member << 2, [word(-1)]))

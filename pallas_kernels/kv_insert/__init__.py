@@ -7,13 +7,16 @@ that.
 from jaxtyping import Array, UInt8
 
 from pallas_kernels.dispatch import Implementation, choose
-from pallas_kernels.kv_insert import reference
+from pallas_kernels.kv_insert import mosaic, reference
 from pallas_kernels.kv_insert.reference import KeyTransform, Rows, Slots, gemma_norm, norm_rope
 from pallas_kernels.layouts.pool import PoolLayout
 
 __all__ = ["KeyTransform", "Rows", "Slots", "gemma_norm", "kv_insert", "norm_rope"]
 
-TABLE = (Implementation("reference", reference.kv_insert),)
+TABLE = (
+    Implementation("mosaic", mosaic.kv_insert, mosaic.refuse),
+    Implementation("reference", reference.kv_insert),
+)
 
 
 def kv_insert(

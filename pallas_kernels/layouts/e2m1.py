@@ -15,7 +15,7 @@ MAX = 6.0
 
 # Halfway points of neighbouring magnitudes. A tie goes to the even code, so the point between codes
 # k and k + 1 moves up exactly when k is odd.
-_TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _DOUBLED_MAGNITUDES = 0xC8643210  # hex digit k is twice the magnitude of code k
 
 
@@ -33,7 +33,7 @@ def round_to(
     """
     magnitude = jnp.abs(x)
     codes = jnp.zeros(x.shape, jnp.uint32)
-    for k, tie in enumerate(_TIES):
+    for k, tie in enumerate(TIES):
         above = magnitude >= tie * step if k % 2 else magnitude > tie * step
         codes = codes + above.astype(jnp.uint32)
     sign = (jax.lax.bitcast_convert_type(x, jnp.uint32) >> 28) & 8

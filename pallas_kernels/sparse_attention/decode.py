@@ -1,11 +1,13 @@
 """sparse_attention for few queries on Hopper: 16 query heads of one KV head against their own
 NVFP4 pages.
 
-Grid: one cluster of S CTAs (one warpgroup each) for each query and KV head; a CTA takes four of the
-chosen blocks, so S = ceil(C / 4) whatever the batch: no order of summation depends on it. A CTA
-starts all of its copies at once (18,432 bytes a page: K and V codes and scales), then each warp
-takes 32 tokens of every page through scores, softmax and values in registers (`nvfp4_page`); 4 S
-partial results are merged in shared memory across the cluster (`merge`).
+A unit is a query and KV head; its chosen blocks are cut into parts of `PART` blocks, whatever the
+batch, so that no order of summation depends on it. Grid: a cluster of CTAs (one warpgroup each) for
+each unit; a CTA takes one part of a small batch, all parts of a large one. Pages come by the copy
+engine (18,432 bytes each: K and V codes and scales) into a ring of two or four; each warp
+takes 32 tokens of every page through scores, softmax and values in registers (`nvfp4_page`). The
+warps' results are merged at the end of each part, the parts' at the end of the unit, across the
+cluster if need be (`merge`).
 
 Memory: 18,432 bytes a chosen block and KV head, 8 KB of queries and results, nothing else.
 """
@@ -24,10 +26,11 @@ from pallas_kernels.layouts.pages import Pages, Source
 from pallas_kernels.nvfp4_lanes import DECODED
 from pallas_kernels.sparse_attention import merge, nvfp4_page
 
-PAGES = 4  # of one CTA
+PART = 4  # pages
 _HEADS, _WIDTH, _BLOCK = 16, 128, 128
-_CODE_LINES, _SCALE_LINES = 64, 8  # of one head
+CODE_LINES, SCALE_LINES = 64, 8  # of one head
 _LOG2E = 1.4426950408889634
+_MIN_CTAS = 256  # two for each of an H200's 132 multiprocessors, nearly
 _SLACK = 8.0  # a maximum is followed once it grows 2^8: float16 weights stay below 256
 _ROW = plgpu.Layout.WGMMA.reduce(1)
 _SWIZZLED = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
@@ -47,7 +50,7 @@ def refuse(q, k, v, block_ids, block_table, positions, *, scale) -> str | None:
         return f"queries are {q.dtype}, not bfloat16"
     if q.shape[2] != _HEADS * k.num_heads:
         return f"{q.shape[2]} query heads for {k.num_heads} KV heads, not 16 for each"
-    if _splits(block_ids.shape[-1]) is None:
+    if _parts(block_ids.shape[-1]) is None:
         return f"{block_ids.shape[-1]} chosen blocks, more than 32"
     return None
 
@@ -65,88 +68,131 @@ def sparse_attention(
     """See the package."""
     assert isinstance(k, Pages) and isinstance(v, Pages)
     B, T, N, _ = q.shape
-    lines = jnp.stack([k.line, v.line]).astype(jnp.int32)
+    lines = [jnp.asarray(x.line, jnp.int32).reshape(1) for x in (k, v)]
     ids, table, at = (x.astype(jnp.int32) for x in (block_ids, block_table, positions))
     shapes = (
         jax.ShapeDtypeStruct(q.shape, q.dtype),
         jax.ShapeDtypeStruct((B, T, N), jnp.float32),
     )
-    splits = _splits(block_ids.shape[-1])
-    assert splits is not None
+    units = B * T * k.num_heads
+    parts = _parts(block_ids.shape[-1])
+    assert parts is not None
+    together = _parts_of_cta(units, parts)
     kernel = plgpu.kernel(
-        functools.partial(_attend, splits=splits, scale=scale),
+        functools.partial(_attend, together=together, scale=scale),
         out_type=shapes,
-        grid=(B * T * k.num_heads,),
+        grid=(units,),
         grid_names=("unit",),
-        cluster=(splits,),
-        cluster_names=("split",),
-        scratch_types=_scratch(),
+        cluster=(parts // together,),
+        cluster_names=("rank",),
+        scratch_types=_scratch(together),
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
         ),
     )
-    return kernel(q, ids, table, at, lines, k.pool)
+    return kernel(q, ids, table, at, *lines, k.pool)
 
 
-def _splits(chosen: int) -> int | None:
-    """CTAs of a cluster: a power of two, at most 8 (the portable limit)."""
-    return next((s for s in (1, 2, 4, 8) if s * PAGES >= chosen), None)
+def _parts(chosen: int) -> int | None:
+    """Parts of a unit: a power of two, at most 8 (a cluster's portable limit)."""
+    return next((n for n in (1, 2, 4, 8) if n * PART >= chosen), None)
 
 
-def _scratch() -> tuple:
-    codes = plgpu.SMEM((PAGES, _CODE_LINES, 128), jnp.uint8, transforms=_SWIZZLED)
-    scales = plgpu.SMEM((PAGES, _SCALE_LINES, 128), jnp.uint8)
-    arrivals = plgpu.Barrier(num_arrivals=2, num_barriers=PAGES)
-    queries = plgpu.SMEM((_HEADS * _WIDTH,), jnp.float16)
-    rest = plgpu.SMEM((merge.SCRATCH_BYTES,), jnp.uint8)
-    return codes, scales, codes, scales, queries, rest, arrivals, arrivals
+def _parts_of_cta(units: int, parts: int) -> int:
+    """How many parts a CTA takes: as many as leave `_MIN_CTAS` CTAs, a power of two."""
+    together = 1
+    while together < parts and units * parts >= 2 * together * _MIN_CTAS:
+        together *= 2
+    return together
+
+
+def _ring(together: int) -> int:
+    """Pages in flight: all of a CTA's where it has one part; else two, which leave room for three
+    CTAs on a multiprocessor.
+    """
+    return PART if together == 1 else 2
+
+
+def _scratch(together: int) -> tuple:
+    ring = _ring(together)
+    return (
+        plgpu.SMEM((2 * ring, CODE_LINES, 128), jnp.uint8, transforms=_SWIZZLED),
+        plgpu.SMEM((2 * ring, SCALE_LINES, 128), jnp.uint8),
+        plgpu.SMEM((_HEADS * _WIDTH,), jnp.float16),
+        plgpu.SMEM((2 * PART * together,), jnp.int32),
+        plgpu.SMEM((merge.ROWS_BYTES,), jnp.uint8),
+        plgpu.SMEM((together * merge.PART_BYTES,), jnp.uint8),
+        plgpu.Barrier(num_arrivals=2, num_barriers=2 * ring),
+    )
 
 
 def _attend(
-    q, ids, table, positions, lines, pool, out, lse,
-    k_codes, k_scales, v_codes, v_scales, queries, scratch, k_there, v_there,
-    *, splits: int, scale: float,
+    q, ids, table, positions, k_line, v_line, pool, out, lse,
+    codes, scales, queries, places, rows, parts, there,
+    *, together: int, scale: float,
 ):  # fmt: skip
+    """`codes`, `scales` and `there` hold the keys of the ring's pages, then the values; `places`
+    (page, tokens seen of it) of all blocks of this CTA.
+    """
     T, K, C = ids.shape[1:]
-    unit, split = lax.axis_index("unit"), lax.axis_index("split")
+    ring, pages = _ring(together), together * PART
+    unit, rank = lax.axis_index("unit"), lax.axis_index("rank")
     tile, query, head = unit // (T * K), lax.rem(unit // K, T), lax.rem(unit, K)
-    limits = []
-    for i in range(PAGES):
-        page, limit = _place(ids, table, positions, tile, query, head, split * PAGES + i, C)
-        limits.append(limit)
-        for part, (codes, scales, there) in enumerate(
-            ((k_codes, k_scales, k_there), (v_codes, v_scales, v_there))
-        ):
-            first = lines[part]
-            at = first + head * _CODE_LINES
-            plgpu.copy_gmem_to_smem(pool.at[page, pl.ds(at, _CODE_LINES)], codes.at[i], there.at[i])
-            at = first + K * _CODE_LINES + head * _SCALE_LINES
-            plgpu.copy_gmem_to_smem(
-                pool.at[page, pl.ds(at, _SCALE_LINES)], scales.at[i], there.at[i]
-            )
+    _place(table.shape[1], C, together)(
+        ids.at[tile, query, head], table.at[tile], positions.at[tile], query, rank, places
+    )
+
+    def start(i):
+        """Copies the CTA's i-th page to its place in the ring."""
+        for kind, line in enumerate((k_line[0], v_line[0])):
+            n = kind * ring + lax.rem(i, ring)
+            fetch(pool, places[2 * i], line, head, K, codes.at[n], scales.at[n], there.at[n])
+
+    def add_page(i, state):
+        limit, n = places[2 * i + 1], lax.rem(i, ring)
+        plgpu.barrier_wait(there.at[n])
+        s = _scores(queries, codes.at[n], scales.at[n], limit)
+        weights, (sums, tops, totals) = _softmax(s * (scale * _LOG2E * DECODED), state)
+        n += ring
+        plgpu.barrier_wait(there.at[n])
+        state = _add(sums, weights, codes.at[n], scales.at[n], limit), tops, totals
+
+        @pl.when((lax.rem(i, PART) < PART - 2) & (i + ring < pages))
+        def _():
+            plgpu.commit_smem()  # all warps are done with the page
+            start(i + ring)
+
+        return state
+
+    def add_part(part, _):
+        sums = plgpu.layout_cast(jnp.zeros((64, _WIDTH), jnp.float32), plgpu.Layout.WGMMA)
+        tops = plgpu.layout_cast(jnp.full((64,), -jnp.inf, jnp.float32), _ROW)
+        totals = plgpu.layout_cast(jnp.zeros((64,), jnp.float32), _ROW)
+        end = (part + 1) * PART
+        state = lax.fori_loop(part * PART, end, add_page, (sums, tops, totals))
+        _merge_warps(ring)(*state, codes, rows, parts, part)
+
+        @pl.when(part + 1 < together)
+        def _():  # the last two pages of a part lend their memory to its end
+            plgpu.commit_smem()
+            start(end - 2 + ring)
+            start(end - 1 + ring)
+
+    for i in range(ring):
+        start(jnp.int32(i))
     _load_queries(q.at[tile, query, pl.ds(head * _HEADS, _HEADS)], queries)
-
-    sums = plgpu.layout_cast(jnp.zeros((64, _WIDTH), jnp.float32), plgpu.Layout.WGMMA)
-    tops = plgpu.layout_cast(jnp.full((64,), -jnp.inf, jnp.float32), _ROW)
-    totals = plgpu.layout_cast(jnp.zeros((64,), jnp.float32), _ROW)
-    state = sums, tops, totals
-    for i in range(PAGES):
-        plgpu.barrier_wait(k_there.at[i])
-        s = _scores(queries, k_codes.at[i], k_scales.at[i], limits[i])
-        weights, state = _softmax(s * (scale * _LOG2E * DECODED), state)
-        plgpu.barrier_wait(v_there.at[i])
-        state = (_add(state[0], weights, v_codes.at[i], v_scales.at[i], limits[i]), *state[1:])
-    rows = pl.ds(head * _HEADS, _HEADS)
-    _merge(splits)(*state, scratch, split, out.at[tile, query, rows], lse.at[tile, query, rows])
+    lax.fori_loop(0, together, add_part, None)
+    heads = pl.ds(head * _HEADS, _HEADS)
+    finish = _merge_parts(_parts(C), together)
+    finish(parts, rank, out.at[tile, query, heads], lse.at[tile, query, heads])
 
 
-def _place(ids, table, positions, tile, query, head, i, chosen: int):
-    """(physical page, tokens seen of it) of a chosen block; (0, 0) where there is none."""
-    block = jnp.where(i < chosen, ids[tile, query, head, jnp.minimum(i, chosen - 1)], -1)
-    page = table[tile, jnp.maximum(block, 0)]
-    some = (block >= 0) & (page >= 0)
-    seen = jnp.clip(positions[tile, query] + 1 - block * _BLOCK, 0, _BLOCK)
-    return jnp.where(some, page, 0), jnp.where(some, seen, 0)
+def fetch(pool, page, line, head, K: int, codes, scales, there) -> None:
+    """Starts the copies of one head's codes and scales of a page: two arrivals."""
+    at = line + head * CODE_LINES
+    plgpu.copy_gmem_to_smem(pool.at[page, pl.ds(at, CODE_LINES)], codes, there)
+    at = line + K * CODE_LINES + head * SCALE_LINES
+    plgpu.copy_gmem_to_smem(pool.at[page, pl.ds(at, SCALE_LINES)], scales, there)
 
 
 def _softmax(x, state):
@@ -192,11 +238,67 @@ def _rescale(_, sums, factors):
     return nvfp4_page.rescale(sums, factors)
 
 
-def _merge(splits: int):
-    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, _ROW, _ROW, _REF, _INT, _REF, _REF))
-    def run(_, sums, tops, totals, scratch, rank, out, lse):
-        at = lanes.address(out), lanes.address(lse)
-        unit = DECODED
-        merge.merge(sums, tops, totals, scratch, splits, lanes.scalar(rank), unit, *at)
+def _place(num_blocks: int, chosen: int, together: int):
+    """(page, tokens seen) of each block that this CTA takes, (0, 0) where there is none: one a
+    thread, so that all are looked up at once.
+    """
+
+    @plgpu.inline_mgpu(arg_types=(_REF, _REF, _REF, _INT, _INT, _REF))
+    def place(_, ids, table, positions, query, rank, places):
+        i = lanes.thread()
+        slot = i + lanes.scalar(rank) * (PART * together)
+
+        def write():
+            inside = slot.below(chosen)
+            at = lanes.select(inside, slot, lanes.word(0)) << 2
+            block = lanes.load_words(lanes.address(ids), at, 1)[0]
+            inside = lanes.both(inside, lanes.both(lanes.word(-1).below(block), block.below(num_blocks)))
+            block = lanes.select(inside, block, lanes.word(0))
+            page = lanes.load_words(lanes.address(table), block << 2, 1)[0]
+            position = lanes.load_words(lanes.address(positions), lanes.scalar(query) << 2, 1)[0]
+            inside = lanes.both(inside, lanes.word(-1).below(page))
+            seen = position + block * -_BLOCK + 1
+            nothing = lanes.word(0)
+            pair = [lanes.select(inside, page, nothing), lanes.select(inside, seen, nothing)]
+            lanes.store_words(lanes.address(places), i << 3, pair)
+
+        lanes.when(i.below(PART * together), write)
+        lanes.sync_warpgroup()
+
+    return place
+
+
+def _merge_warps(ring: int):
+    """The places of a part's last two pages, keys and values, are the spare memory."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, _ROW, _ROW, _CODES, _REF, _REF, _INT))
+    def run(_, sums, tops, totals, codes, rows, parts, part):
+        assert CODE_LINES * 128 == merge.WARP_BYTES and PART % ring == 0
+        pages = (ring - 2, ring - 1, 2 * ring - 2, 2 * ring - 1)
+        spare = [lanes.address(codes, page * merge.WARP_BYTES) for page in pages]
+        to = lanes.address(parts, lanes.scalar(part) * merge.PART_BYTES)
+        merge.merge_warps(sums, tops, totals, spare, lanes.address(rows), to)
+
+    return run
+
+
+def _merge_parts(count: int, together: int):
+    @plgpu.inline_mgpu(arg_types=(_REF, _INT, _REF, _REF))
+    def run(_, parts, rank, out, lse):
+        ctas = count // together
+        base = lanes.address(parts)
+        sync = lanes.sync_cluster if ctas > 1 else lanes.sync_warpgroup
+        sync()
+        bases = [lanes.in_cluster(base, i) for i in range(ctas)] if ctas > 1 else [base]
+        all_parts = [lanes.at(x, i * merge.PART_BYTES) for x in bases for i in range(together)]
+        tiles = 16 // ctas  # of this CTA
+        to = lanes.address(out), lanes.address(lse)
+
+        def finish():
+            merge.merge_parts(all_parts, lanes.scalar(rank) * tiles, tiles, DECODED, *to)
+
+        lanes.when(lanes.warp().below(tiles), finish)
+        if ctas > 1:
+            sync()  # nobody leaves while its shared memory is read
 
     return run

@@ -1,108 +1,107 @@
-"""The end of a decode kernel: the 4 warps of each of S CTAs of a cluster hold partial softmax sums
-of the same 16 heads; together they write one output.
+"""The end of a decode kernel: partial softmax sums of the same 16 heads become one output.
 
-Every partial result has the same lane and register for the same head and dimension, so they are
-merged where they lie, as 16-byte pieces, always in the same order: warps first, then CTAs.
+A part of four pages leaves one partial result in each of 4 warps; the parts of a unit lie in one
+CTA or in the CTAs of a cluster. Every partial result has the same lane and register for the same
+head and dimension, so they are merged where they lie, always in the same order: the warps of a part
+first (`merge_warps`), then all parts (`merge_parts`), wherever they are. A part is kept as float16
+of its own softmax.
 """
 
 from typing import Any
 
 from pallas_kernels import lanes
-from pallas_kernels.lanes import Real, Word, load_reals, real, store_reals
+from pallas_kernels.lanes import Real, Word, load_reals, load_words, real, reals_of_half2, store_reals
 
 _LN2 = 0.6931471805599453
-_PART = 16 * 32 * 16  # bytes of one warp's sums: [16 column tiles][32 lanes][4 float32]
-_OWN = 4 * _PART  # the CTA's sums, after the four warps'
-_ROWS = 5 * _PART  # [4 warps and the CTA][top, total][16 heads]
-SCRATCH_BYTES = _ROWS + 5 * 2 * 16 * 4
+WARP_BYTES = 16 * 32 * 16  # one warp's sums: [16 column tiles][32 lanes][4 float32]
+_ROW_BYTES = 2 * 16 * 4  # [top, total][16 heads]
+_SUMS_BYTES = WARP_BYTES // 2  # of a part, float16
+PART_BYTES = _SUMS_BYTES + _ROW_BYTES
+ROWS_BYTES = 4 * _ROW_BYTES  # of the four warps
 
 
-def merge(
-    sums: Any,
-    tops: Any,
-    totals: Any,
-    scratch: Any,
-    splits: int,
-    rank: Word,
-    unit: float,
-    out: Any,
-    lse: Any,
-) -> None:
-    """Writes softmax(x) @ v as 16 bfloat16 rows of 128 at `out`, and log-sum-exp at `lse`.
+def merge_warps(sums: Any, tops: Any, totals: Any, spare: list[Any], rows: Any, part: Any) -> None:
+    """Writes the merged result of a part to `part`, in shared memory.
 
-    `sums` (64, 128), `tops` and `totals` (64,) are as the warps left them: sums of exp2(x - top)
-    v / unit with dimension 16 n + j in column 8 j + n, the greatest x, sums of exp2(x - top).
-    `scratch` is shared memory, free in every CTA; `rank` is this CTA's of `splits`.
+    `sums` (64, 128), `tops` and `totals` (64,) are as the warps left them: sums of exp2(x - top) v,
+    the greatest x, sums of exp2(x - top). `spare` points to `WARP_BYTES` for each warp that other
+    warps may still be reading, `rows` to `ROWS_BYTES` of its own.
     """
-    base = lanes.address(scratch)
-    _publish(base, sums, tops, totals)
     lanes.sync_warpgroup()
-    _merge_warps(base)
-    lanes.sync_cluster() if splits > 1 else lanes.sync_warpgroup()
-    tiles = 16 // splits  # of this CTA
-    parts = [lanes.in_cluster(base, i) for i in range(splits)] if splits > 1 else [base]
-    lanes.when(lanes.warp().below(tiles), lambda: _merge_ctas(parts, rank, tiles, unit, out, lse))
-    if splits > 1:
-        lanes.sync_cluster()  # nobody leaves while its shared memory is read
-
-
-def _publish(base: Any, sums: Any, tops: Any, totals: Any) -> None:
-    at = lanes.warp() * _PART + lanes.lane() * 16
-    for j, values in enumerate(lanes.tiles_of(sums)):
-        store_reals(base, at + 512 * j, values)
-    rows = (lanes.rows_of(tops), lanes.rows_of(totals))
-    at = lanes.warp() * 128 + ((lanes.lane() >> 2) << 2) + _ROWS
-
-    def write() -> None:
-        for kind, values in enumerate(rows):
-            for half, value in enumerate(values):
-                store_reals(base, at + (64 * kind + 32 * half), [value])
-
-    lanes.when((lanes.lane() & 3).below(1), write)
-
-
-def _merge_warps(base: Any) -> None:
-    """Four warps' sums -> the CTA's; warp w does column tiles w, w + 4, .."""
+    _publish(spare, rows, sums, tops, totals)
+    lanes.sync_warpgroup()
     weights = []
+    g = lanes.lane() >> 2
     for half in (0, 1):
-        top, total, scaled = _weigh([base] * 4, [128 * w for w in range(4)], half)
-        weights.append(scaled)
-        at = ((lanes.lane() >> 2) << 2) + (_ROWS + 512 + 32 * half)
-        store_reals(base, at, [top])  # the same value from every lane of the row
-        store_reals(base, at + 64, [total])
+        mine = [lanes.at(rows, _ROW_BYTES * w + 32 * half) for w in range(4)]
+        top, total, factors = _weigh(mine)
+        inverse = _inverse(total, 1.0)
+        weights.append([x * inverse for x in factors])
+        # the same value from every lane and warp
+        store_reals(part, (g << 2) + (_SUMS_BYTES + 32 * half), [top])
+        store_reals(part, (g << 2) + (_SUMS_BYTES + 32 * half + 64), [total])
     for i in range(4):
-        at = (lanes.warp() + 4 * i) * 512 + lanes.lane() * 16
-        store_reals(
-            base, at + _OWN, _weighted([base] * 4, [at + _PART * w for w in range(4)], weights)
-        )
+        place = (lanes.warp() + 4 * i) * 32 + lanes.lane()
+        values = _weighted([load_reals(x, place << 4, 4) for x in spare], weights)
+        words = [lanes.half2_of_reals(values[j], values[j + 1]) for j in (0, 2)]
+        lanes.store_words(part, place << 3, words)
 
 
-def _merge_ctas(parts: list[Any], rank: Word, tiles: int, unit: float, out: Any, lse: Any) -> None:
-    """The CTAs' sums -> results; CTA r does column tiles from r * tiles on."""
+def merge_parts(
+    parts: list[Any], first: Word, tiles: int, unit: float, out: Any, lse: Any
+) -> None:
+    """Writes `tiles` column tiles, from the `first` on, of softmax(x) @ v as 16 bfloat16 rows of
+    128 at `out`, and log-sum-exp at `lse`. Values are multiplied by `unit`; dimension 16 n + j is
+    in column 8 j + n.
+    """
     g, t = lanes.lane() >> 2, lanes.lane() & 3
-    offsets = [512] * len(parts)
     weights = []
     for half in (0, 1):
-        top, total, scaled = _weigh(parts, offsets, half)
-        some = total.above(real(0.0))
-        inverse = lanes.select(some, real(unit) / total, real(0.0))
-        weights.append([x * inverse for x in scaled])
+        rows = [lanes.at(x, _SUMS_BYTES + 32 * half) for x in parts]
+        top, total, factors = _weigh(rows)
+        inverse = _inverse(total, unit)
+        totals = [load_reals(row, (g << 2) + 64, 1)[0] for row in rows]
+        weights.append([x * y * inverse for x, y in zip(factors, totals, strict=True)])
         store_reals(lse, (g + 8 * half) << 2, [(top + lanes.log2(total)) * real(_LN2)])
     for i in range(max(1, tiles // 4)):
-        tile = rank * tiles + lanes.warp() + 4 * i
-        at = tile * 512 + lanes.lane() * 16 + _OWN
-        values = _weighted(parts, [at] * len(parts), weights)
+        tile = first + lanes.warp() + 4 * i
+        at = (tile * 32 + lanes.lane()) << 3
+        pieces = [[x for word in load_words(part, at, 2) for x in reals_of_half2(word)] for part in parts]
+        values = _weighted(pieces, weights)
         for half in (0, 1):
             for n in (0, 1):
                 place = (g + 8 * half) * 256 + (t * 2 + n) * 32 + (tile << 1)
                 lanes.store_bf16(out, place, values[2 * half + n])
 
 
-def _weigh(parts: list[Any], offsets: list[int], half: int) -> tuple[Real, Real, list[Real]]:
-    """(top, total, factor of each part) of this lane's row g + 8 half."""
-    at = ((lanes.lane() >> 2) << 2) + (_ROWS + 32 * half)
-    tops = [load_reals(part, at + o, 1)[0] for part, o in zip(parts, offsets, strict=True)]
-    totals = [load_reals(part, at + (o + 64), 1)[0] for part, o in zip(parts, offsets, strict=True)]
+def _publish(spare: list[Any], rows: Any, sums: Any, tops: Any, totals: Any) -> None:
+    """Each warp's sums to its piece of spare memory, its rows beside those of the others."""
+    warp = lanes.warp()
+    tiles = lanes.tiles_of(sums)
+    for w, piece in enumerate(spare):
+
+        def write(piece=piece):
+            for j, values in enumerate(tiles):
+                store_reals(piece, lanes.lane() * 16 + 512 * j, values)
+
+        lanes.when(warp.equals(w), write)
+    at = warp * _ROW_BYTES + ((lanes.lane() >> 2) << 2)
+
+    def write_rows() -> None:
+        for kind, values in enumerate((lanes.rows_of(tops), lanes.rows_of(totals))):
+            for half, value in enumerate(values):
+                store_reals(rows, at + (64 * kind + 32 * half), [value])
+
+    lanes.when((lanes.lane() & 3).below(1), write_rows)
+
+
+def _weigh(rows: list[Any]) -> tuple[Real, Real, list[Real]]:
+    """(top, total, factor of each) of this lane's row g of some [top, total][16] of which the
+    pointers name the right 8 rows.
+    """
+    at = (lanes.lane() >> 2) << 2
+    tops = [load_reals(row, at, 1)[0] for row in rows]
+    totals = [load_reals(row, at + 64, 1)[0] for row in rows]
     top = tops[0]
     for one in tops[1:]:
         top = lanes.maximum(top, one)
@@ -115,11 +114,15 @@ def _weigh(parts: list[Any], offsets: list[int], half: int) -> tuple[Real, Real,
     return top, total, factors
 
 
-def _weighted(parts: list[Any], places: list[Word], weights: list[list[Real]]) -> list[Real]:
-    """The weighted sum of one 16-byte piece of each part: two values of row g, two of g + 8."""
+def _inverse(total: Real, unit: float) -> Real:
+    """unit / total, or 0 where nothing was seen."""
+    return lanes.select(total.above(real(0.0)), real(unit) / total, real(0.0))
+
+
+def _weighted(pieces: list[list[Real]], weights: list[list[Real]]) -> list[Real]:
+    """The weighted sum of pieces of four values: two of row g, two of g + 8."""
     sums = [real(0.0)] * 4
-    for i, (part, at) in enumerate(zip(parts, places, strict=True)):
-        values = load_reals(part, at, 4)
+    for i, values in enumerate(pieces):
         sums = [
             x + y * weights[j // 2][i] for j, (x, y) in enumerate(zip(sums, values, strict=True))
         ]

@@ -23,7 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import lanes
+from pallas_kernels import half_block, lanes
 from pallas_kernels.lanes import Word
 from pallas_kernels.layouts.pages import Pages, Source
 from pallas_kernels.nvfp4_lanes import DECODED
@@ -32,7 +32,6 @@ from pallas_kernels.sparse_attention import decode, nvfp4_block
 PAIRS = 128  # of one program
 _HEADS, _WIDTH, _BLOCK = 16, 128, 128
 _TOGETHER = 4  # pairs of one matrix product
-_CODE_LINES, _SCALE_LINES = 64, 8
 _MIN_QUERIES = 32  # of a tile; below it a page has too few queries to share
 _MAX_PARTIAL = 1 << 30
 _LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
@@ -42,6 +41,7 @@ _ROW = _WGMMA.reduce(1)
 _RAW = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
 _HALF = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 _REF, _INT = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())
+_FRAGMENT = plgpu.ShapeDtypeStruct((64, 64), jnp.float16, layout=_WGMMA)
 
 
 def refuse(q, k, v, block_ids, block_table, positions, *, scale) -> str | None:
@@ -115,9 +115,9 @@ def _attend_group(q, k: Pages, v: Pages, block_ids, block_table, positions, scal
             lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
         ),
     )
-    lines = jnp.stack([k.line, v.line]).astype(jnp.int32)
     ends = jnp.max(at, axis=1) + 1
-    out, lse = kernel(q, keys, table, at, ends, lines, k.pool)
+    lines = [jnp.asarray(x.line, jnp.int32).reshape(1) for x in (k, v)]
+    out, lse = kernel(q, keys, table, at, ends, *lines, k.pool)
     out, lse = _merge_slots(out, jnp.where(some[..., None], lse, -jnp.inf))
     return out.reshape(q.shape).astype(q.dtype), lse.reshape(B, T, -1)
 
@@ -143,8 +143,8 @@ def _merge_slots(out, lse):
 
 
 def _scratch() -> tuple:
-    codes = plgpu.SMEM((_CODE_LINES, 128), jnp.uint8, transforms=_RAW)
-    scales = plgpu.SMEM((_SCALE_LINES, 128), jnp.uint8)
+    codes = plgpu.SMEM((decode.CODE_LINES, 128), jnp.uint8, transforms=_RAW)
+    scales = plgpu.SMEM((decode.SCALE_LINES, 128), jnp.uint8)
     return (
         (codes, scales, codes, scales),
         plgpu.SMEM((2, _BLOCK, _WIDTH // 2), jnp.float16, transforms=_HALF),
@@ -156,7 +156,7 @@ def _scratch() -> tuple:
 
 
 def _attend(
-    q, all_keys, table, positions, ends, lines, pool, out, lse,
+    q, all_keys, table, positions, ends, k_line, v_line, pool, out, lse,
     raw, k_half, v_half, pairs, page_there, pairs_there,
     *, pair: _Pair, scale: float,
 ):  # fmt: skip
@@ -171,7 +171,8 @@ def _attend(
         @pl.when((i < PAIRS) & (pairs[jnp.minimum(i, PAIRS - 1)] != _END))
         def _():
             page = table[tile, pairs[i] >> pair.bits]
-            _fetch(pool, page, lines, head, K, raw, page_there)
+            for line, parts in ((k_line[0], raw[:2]), (v_line[0], raw[2:])):
+                decode.fetch(pool, page, line, head, K, *parts, page_there)
 
     def run(i):
         block = pairs[i] >> pair.bits
@@ -181,12 +182,15 @@ def _attend(
         _decode(raw, k_half, v_half, limit)
         plgpu.commit_smem()
         fetch(end)
-        def together(n, _):
+        def together(n, loaded):
             j = i + n * _TOGETHER
             where = tile, head, block, j, end
-            _attend_pairs(q, positions, out, lse, pairs, k_half, v_half, where, pair, scale)
+            return _attend_pairs(
+                q, positions, out, lse, pairs, k_half, v_half, loaded, where, pair, scale
+            )
 
-        lax.fori_loop(0, pl.cdiv(end - i, _TOGETHER), together, None)
+        loaded = _load(pair, q.shape)(q, pairs, tile, head, i, end)
+        lax.fori_loop(0, pl.cdiv(end - i, _TOGETHER), together, tuple(loaded))
         return end
 
     fetch(0)
@@ -195,19 +199,14 @@ def _attend(
     )
 
 
-def _fetch(pool, page, lines, head, K: int, raw, there):
-    for part in (0, 1):
-        codes, scales = raw[2 * part : 2 * part + 2]
-        at = lines[part] + head * _CODE_LINES
-        plgpu.copy_gmem_to_smem(pool.at[page, pl.ds(at, _CODE_LINES)], codes, there)
-        at = lines[part] + K * _CODE_LINES + head * _SCALE_LINES
-        plgpu.copy_gmem_to_smem(pool.at[page, pl.ds(at, _SCALE_LINES)], scales, there)
-
-
-def _attend_pairs(q, positions, out, lse, pairs, k_half, v_half, where, pair: _Pair, scale: float):
-    """Four pairs j .. j + 3 of a run that ends at `end`: warp w computes the w-th."""
+def _attend_pairs(
+    q, positions, out, lse, pairs, k_half, v_half, loaded, where, pair: _Pair, scale: float
+):
+    """Four pairs j .. j + 3 of a run that ends at `end`: warp w computes the w-th. Takes their
+    loaded queries and returns those of the next four, which are then under way.
+    """
     tile, head, block, j, end = where
-    low, high = _queries(pair, q.shape)(q, pairs, tile, head, j, end)
+    low, high = _queries(*loaded)
 
     def product(sums, a, b):
         for part, operand in zip(a, b, strict=True):
@@ -219,6 +218,7 @@ def _attend_pairs(q, positions, out, lse, pairs, k_half, v_half, where, pair: _P
         functools.partial(product, a=(low, high), b=transposed),
         plgpu.ACC((64, _BLOCK), jnp.float32),
     )
+    loaded = _load(pair, q.shape)(q, pairs, tile, head, j + _TOGETHER, end)
     s = _hide(pair, positions.shape)(s, positions, pairs, tile, block, j, end)
     x = s * (scale * _LOG2E * DECODED)
     top = jnp.max(x, axis=1)
@@ -231,6 +231,7 @@ def _attend_pairs(q, positions, out, lse, pairs, k_half, v_half, where, pair: _P
         plgpu.ACC((64, _WIDTH), jnp.float32),
     )
     _store(pair, out.shape)(sums, top, total, out, lse, pairs, tile, head, j, end)
+    return tuple(loaded)
 
 
 def _run_end(bits: int):
@@ -273,20 +274,25 @@ def _own(pairs, j, end, pair: _Pair) -> tuple[Word, Word]:
     return key >> pair.slot_bits, key & ((1 << pair.slot_bits) - 1)
 
 
-def _queries(pair: _Pair, shape):
-    fragment = plgpu.ShapeDtypeStruct((64, 64), jnp.float16, layout=_WGMMA)
-
+def _load(pair: _Pair, shape):
     @plgpu.inline_mgpu(
-        arg_types=(_REF, _REF, _INT, _INT, _INT, _INT), return_type=[fragment, fragment]
+        arg_types=(_REF, _REF, _INT, _INT, _INT, _INT), return_type=[_FRAGMENT, _FRAGMENT]
     )
     def load(_, q, pairs, tile, head, j, end):
+        """bfloat16 bits: float16 in name only."""
         _, T, N, _ = shape
         query, _ = _own(pairs, j, end, pair)
         row = (lanes.scalar(tile) * T + query) * N + lanes.scalar(head) * _HEADS
-        parts = nvfp4_block.queries(lanes.address(q, row << 8))
+        parts = half_block.load_queries(lanes.address(q, row << 8))
         return [lanes.half_accumulator(part) for part in parts]
 
     return load
+
+
+@plgpu.inline_mgpu(arg_types=(_WGMMA, _WGMMA), return_type=[_FRAGMENT, _FRAGMENT])
+def _queries(_, *loaded):
+    parts = (lanes.half_fragments(x) for x in loaded)
+    return [lanes.half_accumulator(half_block.queries(x, nvfp4_block.ORDER)) for x in parts]
 
 
 def _hide(pair: _Pair, shape):
@@ -304,7 +310,7 @@ def _hide(pair: _Pair, shape):
         tiles = lanes.tiles_of(s)
         flat = lanes.branch(
             left.below(_BLOCK),
-            lambda: [x for values in nvfp4_block.hide(tiles, left) for x in values],
+            lambda: [x for values in half_block.hide(tiles, 0, left) for x in values],
             [x for values in tiles for x in values],
         )
         return lanes.array_of([flat[i : i + 4] for i in range(0, len(flat), 4)])
@@ -329,7 +335,8 @@ def _store(pair: _Pair, shape):
 
         def write():
             row = lanes.address(out, number << 12)
-            nvfp4_block.store_rows(lanes.tiles_of(sums), factors, row, lanes.half2_of_reals)
+            tiles, order = lanes.tiles_of(sums), nvfp4_block.ORDER
+            half_block.store_rows(tiles, factors, row, order, lanes.half2_of_reals)
 
         def write_lse():
             for half in (0, 1):

@@ -61,7 +61,7 @@ class ModelDevice:
         vocab_size = loaded.config.vocab_size
         self._top = min(config.max_logprobs, vocab_size)
         slots = self._place(Slots.empty(config.max_num_seqs, config.max_blocks, vocab_size))
-        cache = self._place(Cache.empty(self._layout, num_blocks))
+        cache = Cache.empty(self._layout, num_blocks, loaded.mesh)
         self._state = State(cache=cache, slots=slots)
         self._residency = Residency(
             self._programs,

@@ -4,7 +4,7 @@ and `publish` all is for the engine's thread alone.
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from serving.engine.sequence import Sequence
@@ -26,6 +26,7 @@ class Ledger:
         self.listens = False  # whether anyone wants records
         self.num_grammars = 0  # sequences that have one
         self._by_name: dict[tuple[str, int], Sequence] = {}
+        self._by_request: dict[Request, Sequence] = {}
         self._by_slot: list[dict[int, Sequence]] = [{} for _ in scheduler.ranks]
         self._records: deque[StepRecord | SequenceRecord] = deque()
         self._kv_events: deque[tuple[int, list[KvEvent]]] = deque()
@@ -42,11 +43,12 @@ class Ledger:
         """Begins to keep a sequence."""
         request = sequence.request
         self._by_name[request.request_id, request.index] = sequence
+        self._by_request[request] = sequence
         self.num_grammars += sequence.grammar is not None
 
     def find(self, request: Request) -> Sequence:
         """The sequence of a request of the scheduler that has not ended."""
-        return self._by_name[request.asked.request_id, request.index]
+        return self._by_request[request]
 
     def at(self, rank: int, slot: int) -> Sequence:
         """The sequence that a slot has, or had last."""
@@ -66,6 +68,7 @@ class Ledger:
         assert sequence.end is not None
         request, statistics = sequence.request, self.statistics
         del self._by_name[request.request_id, request.index]
+        del self._by_request[request]
         self.num_grammars -= sequence.grammar is not None
         statistics.finished[sequence.end.reason] += 1
         if request.index == 0:
@@ -102,20 +105,23 @@ class Ledger:
                 statistics.accepted_at[place] += 1
         return outcomes
 
-    def count_tokens(self, plan: StepPlan, receivers: list[Sequence], now: float) -> None:
-        """Notes that a step gave these sequences tokens."""
+    def count_tokens(
+        self, plan: StepPlan, settled: Iterable[tuple[Sequence, list[int]]], now: float
+    ) -> None:
+        """Notes for listeners when sequences got tokens."""
         firsts, gaps = [], []
-        for one in receivers:
+        for one, tokens in settled:
+            if not tokens:
+                continue
             if one.last_token is None:
                 one.first_token = now
                 firsts.append(now - one.arrival)
             else:
                 gaps.append(now - one.last_token)
             one.last_token = now
-        if self.listens:
-            self._records.append(
-                StepRecord(num_tokens=_num_tokens(plan), first_token_s=firsts, inter_token_s=gaps)
-            )
+        self._records.append(
+            StepRecord(num_tokens=_num_tokens(plan), first_token_s=firsts, inter_token_s=gaps)
+        )
 
     def note_kv_events(self) -> None:
         """Takes what happened to the blocks."""
@@ -124,6 +130,11 @@ class Ledger:
                 self._kv_events.append((rank, events))
 
     # ---- what the event loop takes
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the loop has something to take."""
+        return bool(self._records or self._kv_events)
 
     def take_records(self) -> Iterator[StepRecord | SequenceRecord]:
         """What listeners have to be told."""

@@ -74,12 +74,17 @@ class Arrival:
             self.stream.fail(error)
 
     def _sequence(self, request: Request) -> Sequence:
-        grammars, make = self.readers.grammars, partial(Sequence, request, self.stream)
-        row = None
+        grammars, row = self.readers.grammars, None
         if self.matchers:
             assert grammars is not None
             row = grammars.row(self.matchers[request.index], request)
-        return make(arrival=self.time, stops=self.readers.watch(self.asked), grammar=row)
+        return Sequence(
+            request,
+            self.stream.boxes[request.index],
+            arrival=self.time,
+            stops=self.readers.watch(self.asked),
+            grammar=row,
+        )
 
 
 class Requests:
@@ -98,7 +103,8 @@ class Requests:
         known = self._streams.get(asked.request_id)
         if known is not None and not known.is_over:
             raise ValueError(f"request {asked.request_id!r} is here already")
-        stream = Stream(self._handover, asked.request_id, asked.sampling.n, len(asked.prompt))
+        stream = Stream(self._handover, asked.request_id, len(asked.prompt))
+        stream.open(asked.sampling.n, asked.sampling.logprobs)
         arrival = Arrival(
             asked=asked,
             stream=stream,
@@ -124,8 +130,8 @@ class Requests:
             return
         compiling.cancel()
         with self._handover.lock:
-            for index in range(stream.n):
-                stream.finish(stream.news(index, None, None), End("abort"))
+            for box in stream.boxes:
+                box.finish(End("abort"))
         stream.wake()
 
     def forget(self, over: Items[Stream]) -> None:

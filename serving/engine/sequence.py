@@ -6,8 +6,9 @@ from collections.abc import Sequence as Items
 
 from serving.engine.grammar_rows import GrammarRow
 from serving.engine.stops import StopWatch
-from serving.engine.streams import End, News, Stream
+from serving.engine.streams import Box, End
 from serving.engine.token_run import PromptScores, TokenRun
+from serving.engine_api import Logprobs
 from serving.scheduling.plan import RowLogprobs
 from serving.scheduling.request import FinishReason, Request
 from serving.statistics import SequenceRecord
@@ -19,21 +20,22 @@ class Sequence:
     """One of the n sequences of a request, from its arrival at the scheduler to its end."""
 
     __slots__ = (
-        *("request", "stream", "stops", "grammar", "end", "rank", "slot", "name"),
-        *("arrival", "first_scheduled", "first_token", "last_token", "num_tokens"),
-        *("_held", "_scores", "_num_told", "_num_top"),
+        *("request", "box", "stops", "grammar", "end", "rank", "slot", "name", "is_bare"),
+        *("arrival", "first_scheduled", "first_token", "last_token"),
+        *("_held", "_scores", "_num_told", "_num_tokens"),
     )
 
     def __init__(
         self,
         request: Request,
-        stream: Stream,
+        box: Box,
         *,
         arrival: float,
         stops: StopWatch | None = None,
         grammar: GrammarRow | None = None,
     ):
-        self.request, self.stream, self.arrival = request, stream, arrival
+        self.request, self.box, self.arrival = request, box, arrival
+        box.request = request
         self.stops, self.grammar = stops, grammar
         self.end: End | None = None
         self.rank = self.slot = -1  # where it ran last
@@ -41,16 +43,12 @@ class Sequence:
         self.first_scheduled: float | None = None
         self.first_token: float | None = None
         self.last_token: float | None = None
-        self.num_tokens = 0  # that count, told or held
-        self._num_top = request.sampling.logprobs
-        self._held, self._num_told = TokenRun(self._num_top), 0
+        self._held = TokenRun(request.sampling.logprobs)
+        self._num_told = self._num_tokens = 0  # told, and that count
         wanted = request.sampling.prompt_logprobs
         self._scores = None if wanted is None else PromptScores(wanted)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing but its own tokens and its limit ends it."""
-        return self.stops is None and self.grammar is None
+        # Whether nothing goes with its tokens.
+        self.is_bare = grammar is None and request.sampling.logprobs is None and wanted is None
 
     def enter(self, rank: int, slot: int, now: float) -> None:
         """Notes that it was admitted to a slot."""
@@ -62,6 +60,18 @@ class Sequence:
         """Takes the log-probabilities of a chunk of its prompt."""
         if self._scores is not None:
             self._scores.add(start, row)
+
+    def passes(self, tokens: list[int]) -> bool:
+        """Whether all of a step's new tokens count and may be told as they are: nothing goes with
+        them, waits before them, ends with them, or reads them any more. The usual case, fast.
+        """
+        if not self.is_bare or self.request.finish_reason is not None:
+            return False
+        if self.stops is not None and (self._held.ids or not self.stops.skips(tokens)):
+            return False
+        self._num_tokens += len(tokens)
+        self._num_told = self._num_tokens
+        return True
 
     def settle(self, tokens: list[int], drafts: Items[int]) -> int:
         """Says by grammar and stop strings how many of a step's new tokens count, and sets `end` if
@@ -80,17 +90,24 @@ class Sequence:
         """Adds new tokens to what its reader will get, with its end if it has one; the handover's
         lock is held. What may be part of a stop string waits.
         """
-        self.num_tokens += len(tokens)
-        if self.stops is None:
-            self._news().run.add(tokens, row)
-            return
-        self._held.add(tokens, row)
-        known = self._num_told + len(self._held.ids)
-        certain = known if self.end is not None else min(known, self.stops.num_certain)
-        if certain > self._num_told or self.end is not None or self._scores is not None:
-            run = self._held.take(certain - self._num_told)
-            self._num_told = certain
-            self._news().run.add_run(run)
+        self._num_tokens += len(tokens)
+        box, scores = self.box, self._take_scores()
+        stops, waits = self.stops, bool(self._held.ids)
+        if stops is None or (not waits and stops.num_certain == self._num_tokens):
+            told = len(tokens)
+            box.run.add(tokens, row)
+        else:
+            self._held.add(tokens, row)
+            certain = self._num_tokens if self.end is not None else stops.num_certain
+            told = certain - self._num_told
+            box.run.add_run(self._held.take(told))
+        self._num_told += told
+        if scores is not None:
+            box.prompt_logprobs = scores
+        if self.end is not None:
+            box.finish(self.end)
+        elif (told or scores is not None) and not box.is_new:
+            box.mark()
 
     def record(self, now: float) -> SequenceRecord:
         """What it was, at its end."""
@@ -104,7 +121,7 @@ class Sequence:
             max_tokens=request.sampling.max_tokens,
             prompt_tokens=request.prompt_length,
             cached_tokens=request.cached_tokens or 0,
-            generation_tokens=self.num_tokens,
+            generation_tokens=self._num_tokens,
             preemptions=request.num_preemptions,
             arrival=self.arrival,
             first_scheduled=self.first_scheduled,
@@ -113,15 +130,13 @@ class Sequence:
             end=now,
         )
 
-    def _news(self) -> News:
-        request = self.request
-        news = self.stream.news(request.index, request, self._num_top)
-        if self._scores is not None and self._scores.count == request.prompt_length - 1:
-            prompt = request.tokens[: request.prompt_length].tolist()
-            news.prompt_logprobs, self._scores = self._scores.of(prompt), None
-        if self.end is not None:
-            self.stream.finish(news, self.end)
-        return news
+    def _take_scores(self) -> Logprobs | None:
+        """The log-probabilities of the prompt, once, when they are whole."""
+        scores, length = self._scores, self.request.prompt_length
+        if scores is None or scores.count < length - 1:
+            return None
+        self._scores = None
+        return scores.of(self.request.tokens[:length].tolist())
 
     def _own_end(self, reason: FinishReason) -> End:
         request = self.request

@@ -7,7 +7,8 @@ nothing to do the thread sleeps until something is asked of it.
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import zip_longest
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 
 import numpy as np
 
@@ -20,10 +21,17 @@ from serving.engine.profiling import Profiling
 from serving.engine.sequence import Sequence
 from serving.engine.streams import End, Handover, Stream
 from serving.engine.weight_update import WeightUpdate
-from serving.scheduling.outcome import Progress
 from serving.scheduling.plan import StepPlan, StepResult
 from serving.scheduling.request import Request
 from serving.scheduling.scheduler import Scheduler
+
+
+@dataclass
+class News:
+    """New tokens of a step: those that are told as they are, and the others."""
+
+    plain: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+    others: list[tuple[Sequence, list[int]]] = field(default_factory=list)
 
 
 class StepLoop:
@@ -64,7 +72,7 @@ class StepLoop:
             if landed:
                 self._land()
             self.ledger.note_kv_events()
-            self._handover.wake(self._tell)
+            self._handover.wake(self._tell, always=self.ledger.has_news)
             rests = not (dispatched or landed or self._has_ended)
         self.load.look(time.monotonic(), at_once=True)
 
@@ -80,7 +88,7 @@ class StepLoop:
         """Ends a request's sequences, wherever they are."""
         for request in self.scheduler.abort(request_id):
             self._finish(self.ledger.find(request), End("abort"))
-        self._handover.wake(self._tell)
+        self._handover.wake(self._tell, always=False)
 
     def pause(self, paused: bool) -> None:
         """Plans no more steps, or plans them again."""
@@ -123,38 +131,46 @@ class StepLoop:
         outcomes = self.ledger.count_step(plan, result)
         if self._widths.learns:
             self._widths.learn(plan.step_id, self._confidences(result), outcomes)
-        settled = [self._settle(one, result) for one in progress]
-        self.ledger.count_tokens(plan, [one for one, tokens in settled if tokens], now)
-        self._hand_over(settled, result, now)
+        news, find = News(), self.ledger.find
+        for request, tokens in progress:
+            sequence = find(request)
+            if sequence.passes(tokens):
+                news.plain.append((sequence, tokens))
+            else:
+                news.others.append((sequence, self._settled(sequence, tokens, result)))
+        if self.ledger.listens:
+            self.ledger.count_tokens(plan, chain(news.plain, news.others), now)
+        self._hand_over(news, result)
+        for sequence, _ in news.others:
+            if sequence.end is not None:
+                self._forget(sequence, now)
 
-    def _settle(self, one: Progress, result: StepResult) -> tuple[Sequence, list[int]]:
-        """A sequence and those of its new tokens that count."""
-        request, tokens = one
-        sequence = self.ledger.find(request)
-        if sequence.is_plain and request.finish_reason is None:
-            return sequence, tokens
-        slot, given = sequence.slot, result.ranks[sequence.rank]
+    def _settled(self, sequence: Sequence, tokens: list[int], result: StepResult) -> list[int]:
+        """Those of a sequence's new tokens that count; its end may be set."""
+        request, slot = sequence.request, sequence.slot
+        given = result.ranks[sequence.rank]
         self.ledger.statistics.broken += slot in given.broken and request.finish_reason == "error"
         count = sequence.settle(tokens, given.drafts.get(slot, ()))
         if sequence.end is not None and request.finish_reason is None:
             kept = request.num_output_tokens - len(tokens) + count
             self.scheduler.finish(request, sequence.end.reason, num_output_tokens=kept)
-        return sequence, tokens[:count]
+        return tokens[:count]
 
-    def _hand_over(
-        self, settled: list[tuple[Sequence, list[int]]], result: StepResult, now: float
-    ) -> None:
+    def _hand_over(self, news: News, result: StepResult) -> None:
         """Adds new tokens to what readers get."""
         num_tokens = 0
         with self._handover.lock:
-            for sequence, tokens in settled:
-                logprobs = result.ranks[sequence.rank].logprobs
-                sequence.tell(tokens, logprobs.get(sequence.slot) if logprobs else None)
+            for sequence, tokens in news.plain:
                 num_tokens += len(tokens)
+                box = sequence.box
+                box.run.ids += tokens
+                if not box.is_new:
+                    box.mark()
+            for sequence, tokens in news.others:
+                num_tokens += len(tokens)
+                logprobs = result.ranks[sequence.rank].logprobs
+                sequence.tell(tokens, logprobs.get(sequence.slot))
         self.ledger.statistics.generation_tokens += num_tokens
-        for sequence, _ in settled:
-            if sequence.end is not None:
-                self._forget(sequence, now)
 
     def _finish(self, sequence: Sequence, end: End) -> None:
         """Ends a sequence between two steps; the scheduler knows."""

@@ -7,6 +7,7 @@ once before the loop has looked.
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,15 +24,60 @@ class End(NamedTuple):
     error: str = ""
 
 
-class News:
-    """What is new of one sequence."""
+class Box:
+    """What is new of one sequence since its reader took the last; the handover's lock guards it."""
 
-    __slots__ = ("end", "prompt_logprobs", "request", "run")
+    __slots__ = ("end", "index", "is_new", "prompt_logprobs", "request", "run", "stream")
 
-    def __init__(self, request: Request | None, run: TokenRun):
-        self.request, self.run = request, run
+    def __init__(self, stream: "Stream", index: int, num_top: int | None):
+        self.stream, self.index = stream, index
+        self.request: Request | None = None
+        self.run, self.is_new = TokenRun(num_top), False
         self.prompt_logprobs: Logprobs | None = None
         self.end: End | None = None
+
+    def mark(self) -> None:
+        """Lets the reader know, after something was added."""
+        self.is_new = True
+        self.stream.changed.append(self)
+        self.stream.note()
+
+    def finish(self, end: End) -> None:
+        """Adds the sequence's end."""
+        self.end = end
+        self.stream.num_open -= 1
+        if self.is_new:
+            self.stream.note()
+        else:
+            self.mark()
+
+    def take(self) -> Output:
+        """All that is new, as one output."""
+        run, scores, end, request = self.run, self.prompt_logprobs, self.end, self.request
+        self.run, self.prompt_logprobs, self.is_new = TokenRun(run.num_top), None, False
+        cached = 0 if request is None else request.cached_tokens or 0
+        if end is None:
+            return Output(
+                index=self.index,
+                token_ids=run.ids,
+                prompt_tokens=self.stream.prompt_tokens,
+                cached_tokens=cached,
+                logprobs=run.logprobs(),
+                prompt_logprobs=scores,
+            )
+        return Output(
+            index=self.index,
+            token_ids=run.ids,
+            prompt_tokens=self.stream.prompt_tokens,
+            cached_tokens=cached,
+            logprobs=run.logprobs(),
+            prompt_logprobs=scores,
+            finish_reason=end.reason,
+            matched_stop=end.matched_stop,
+            draft_tokens=0 if request is None else request.draft_tokens,
+            accepted_tokens=0 if request is None else request.accepted_tokens,
+            error=end.error,
+        )
 
 
 class Handover:
@@ -55,9 +101,8 @@ class Handover:
 
     def note(self, stream: "Stream") -> None:
         """Has a stream woken at the next call of the loop; the lock is held."""
-        if not stream.is_noted:
-            stream.is_noted = True
-            self._to_wake.append(stream)
+        stream.is_noted = True
+        self._to_wake.append(stream)
 
     def call(self, act: Callable[[], None]) -> bool:
         """Has the loop do something soon; whether there is a loop that still runs."""
@@ -70,12 +115,12 @@ class Handover:
             return False
         return True
 
-    def wake(self, act: Callable[[list["Stream"]], None]) -> None:
-        """Has the loop wake the readers, and then do something with the streams that are over,
-        unless that is on its way.
+    def wake(self, act: Callable[[list["Stream"]], None], *, always: bool) -> None:
+        """Has the loop wake the readers that wait, and then do something with the streams that are
+        over; unless that is on its way, or there is none and it is not always to be done.
         """
         with self.lock:
-            if self._is_called:
+            if self._is_called or not (self._to_wake or always):
                 return
             self._is_called = self.call(lambda: self._wake_now(act))
 
@@ -93,38 +138,36 @@ class Handover:
 class Stream:
     """The outputs of one request, for one reader."""
 
-    def __init__(self, handover: Handover, request_id: str, n: int, prompt_tokens: int):
-        self.request_id, self.n, self.is_noted = request_id, n, False
-        self._handover, self._prompt_tokens = handover, prompt_tokens
-        self._news: dict[int, News] = {}
-        self._open = self._left = n  # sequences whose end is not written, and not read
+    def __init__(self, handover: Handover, request_id: str, prompt_tokens: int):
+        self.request_id, self.prompt_tokens = request_id, prompt_tokens
+        self.handover, self.is_noted = handover, False
+        self.boxes: list[Box] = []
+        self.changed: deque[Box] = deque()
+        self.num_open = self._left = 0  # sequences whose end is not written, and not read
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
 
+    def open(self, n: int, num_top: int | None) -> None:
+        """Makes a box for each sequence; before anything else."""
+        self.boxes = [Box(self, index, num_top) for index in range(n)]
+        self.num_open = self._left = n
+
     # ---- the writer's side; the handover's lock is held
-
-    def news(self, index: int, request: Request | None, num_top: int | None) -> News:
-        """Where what is new of a sequence is added."""
-        news = self._news.get(index)
-        if news is None:
-            news = self._news[index] = News(request, TokenRun(num_top))
-        self._handover.note(self)
-        return news
-
-    def finish(self, news: News, end: End) -> None:
-        """Adds a sequence's end."""
-        news.end = end
-        self._open -= 1
-
-    def fail(self, error: Exception) -> None:
-        """Ends the stream with an error, behind what is there already."""
-        self._error, self._open = error, 0
-        self._handover.note(self)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will be written."""
-        return not self._open
+        return not self.num_open
+
+    def note(self) -> None:
+        """Has the loop called for it, if someone waits there or has to know of its end."""
+        if not self.is_noted and (self._reader is not None or not self.num_open):
+            self.handover.note(self)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the stream with an error, behind what is there already."""
+        self._error, self.num_open = error, 0
+        self.note()
 
     # ---- the reader's side
 
@@ -133,47 +176,23 @@ class Stream:
 
     async def __anext__(self) -> Output:
         while True:
-            with self._handover.lock:
-                index = next(iter(self._news), None)
-                news = None if index is None else self._news.pop(index)
-            if index is not None and news is not None:
-                return self._output(index, news)
-            if not self._left:
-                raise StopAsyncIteration
-            if self._error is not None:
-                self._left = 0
-                raise self._error
-            self._reader = asyncio.get_running_loop().create_future()
+            with self.handover.lock:
+                if self.changed:
+                    output = self.changed.popleft().take()
+                    self._left -= output.finish_reason is not None
+                    return output
+                if self._left and self._error is None:
+                    self._reader = asyncio.get_running_loop().create_future()
+            if self._reader is None:
+                break
             await self._reader
+        if self._left and self._error is not None:
+            self._left = 0
+            raise self._error
+        raise StopAsyncIteration
 
     def wake(self) -> None:
         """Lets the reader look again."""
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    def _output(self, index: int, news: News) -> Output:
-        end, request = news.end, news.request
-        cached = 0 if request is None else request.cached_tokens or 0
-        if end is None:
-            return Output(
-                index=index,
-                token_ids=news.run.ids,
-                prompt_tokens=self._prompt_tokens,
-                cached_tokens=cached,
-                logprobs=news.run.logprobs(),
-                prompt_logprobs=news.prompt_logprobs,
-            )
-        self._left -= 1
-        return Output(
-            index=index,
-            token_ids=news.run.ids,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=cached,
-            logprobs=news.run.logprobs(),
-            prompt_logprobs=news.prompt_logprobs,
-            finish_reason=end.reason,
-            matched_stop=end.matched_stop,
-            draft_tokens=0 if request is None else request.draft_tokens,
-            accepted_tokens=0 if request is None else request.accepted_tokens,
-            error=end.error,
-        )
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)

@@ -16,6 +16,8 @@ class TokenRun:
     def __init__(self, num_top: int | None = None):
         self.num_top = num_top
         self.ids: list[int] = []
+        if num_top is None:
+            return  # there may be thousands of these a second
         self.values: list[float | None] = []
         self.top_ids: list[list[int]] = []
         self.top_values: list[list[float]] = []
@@ -23,7 +25,7 @@ class TokenRun:
     def add(self, ids: list[int], row: RowLogprobs | None) -> None:
         """Adds tokens; of their log-probabilities as many as there are tokens."""
         self.ids += ids
-        if self.num_top is not None:
+        if ids and self.num_top is not None:
             assert row is not None, "the device left out log-probabilities that were asked for"
             self.values += row.values[: len(ids)]
             self.top_ids += _cut(row.top_ids, len(ids), self.num_top)
@@ -40,10 +42,11 @@ class TokenRun:
     def take(self, count: int) -> "TokenRun":
         """The first tokens, which leave this run."""
         taken = TokenRun(self.num_top)
-        for name in ("ids", "values", "top_ids", "top_values"):
-            own = getattr(self, name)
-            setattr(taken, name, own[:count])
-            del own[:count]
+        for name in ("ids",) if self.num_top is None else self.__slots__:
+            if name != "num_top":
+                own = getattr(self, name)
+                setattr(taken, name, own[:count])
+                del own[:count]
         return taken
 
     def logprobs(self) -> Logprobs | None:

@@ -1,15 +1,14 @@
 """A gRPC listener over an engine: started, watched, and drained.
 
 server = Server(engine, Served(name="tiny", model_path="tiny"), ServerConfig())
-await serve([server])  # until SIGTERM or SIGINT
+port = await server.start()
+await server.drain()
 """
 
 import asyncio
 import ipaddress
 import logging
-import signal
-from collections.abc import Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -106,25 +105,6 @@ class Server:
         status = codes.SERVING if self._engine.state.is_healthy else codes.NOT_SERVING
         for name in HEALTH_NAMES:
             await self._health.set(name, status)
-
-
-async def serve(servers: Sequence[Server]) -> None:
-    """Runs listeners until SIGTERM or SIGINT, then drains them; a second signal cuts that short."""
-    loop, ended, hurry = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-    async with AsyncExitStack() as stack:
-        for server in servers:
-            await server.start()
-            stack.push_async_callback(server.stop)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _signalled, ended, hurry)
-            stack.callback(loop.remove_signal_handler, number)
-        await ended.wait()
-        LOG.info("draining")
-        await asyncio.gather(*(server.drain(hurry) for server in servers))
-
-
-def _signalled(ended: asyncio.Event, hurry: asyncio.Event) -> None:
-    (hurry if ended.is_set() else ended).set()
 
 
 async def _first(waiting: Coroutine[Any, Any, bool], event: asyncio.Event | None) -> None:

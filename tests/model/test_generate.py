@@ -13,9 +13,9 @@ import minimax_jax
 from minimax_jax import generate
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache
+from minimax_jax.decoders import DECODE_STEPS
 from minimax_jax.loaded import LoadedModel
 from minimax_jax.steps import prefill
-from minimax_jax.wave import DECODE_STEPS
 from tests.model.models import random_loaded, small, tokens
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from pallas_kernels.block_select import schedule, score
 from pallas_kernels.block_select.top_k import top_blocks
+from pallas_kernels.kv_insert import KeyTransform, Rows, Slots, mosaic
+from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
 
 _KERNEL = "mosaic_gpu"  # names the custom call
 
@@ -21,7 +23,7 @@ def _lowered(function, *arguments) -> str:
 @pytest.mark.parametrize("rows", [4, 8, 16, 32, 64, 128, 512])
 def test_scores_lower_for_every_number_of_rows(rows):
     def scores(q, pool, line, table, positions):
-        options = {"heads": 4, "block_size": 128, "programs": score.PROGRAMS}
+        options = {"heads": 4, "block_size": 128, "programs": score.programs(rows)}
         plan = schedule.make(positions, table, **options)
         return score.block_scores(q, pool, line, plan, table.shape[1])
 
@@ -44,3 +46,38 @@ def test_the_choice_of_blocks_lowers(init_blocks):
         )
 
     assert _KERNEL in _lowered(choose, _shape(3, 32, 1024, dtype=jnp.float32), _shape(3, 8))
+
+
+@pytest.mark.parametrize("kv", ["nvfp4", "fp8", "bf16"])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_inserting_lowers_and_is_in_place(kv, sparse):
+    layout = PoolLayout(
+        block_size=128,
+        kv_heads=2,
+        head_dim=128,
+        index_dim=128,
+        sparse_layers=(sparse,),
+        formats=CacheFormats(kv=kv, index="nvfp4"),
+    )
+
+    def insert(pool, k, index_k, norm, angles, slots):
+        rows = Rows(k=k, v=k, index_k=index_k if sparse else None)
+        index_norm = norm if sparse else None
+        transform = KeyTransform(
+            k_norm=norm, index_norm=index_norm, cos=angles, sin=angles, eps=1e-6
+        )
+        return mosaic.kv_insert(
+            pool, layout, 0, rows, Slots(block_ids=slots, places=slots), transform
+        )
+
+    half = jnp.bfloat16
+    lowered = _lowered(
+        insert,
+        _shape(9, layout.lines, 128, dtype=jnp.uint8),
+        _shape(5, 2, 128, dtype=half),
+        _shape(5, 1, 128, dtype=half),
+        _shape(128, dtype=half),
+        _shape(5, 32, dtype=jnp.float32),
+        _shape(5),
+    )
+    assert _KERNEL in lowered and "output_operand_alias<" in lowered

@@ -140,7 +140,7 @@ def test_f130_an_abort_of_nothing_is_nothing_and_an_id_may_come_again():
     async def test():
         async with running(step_s=0.01) as it:
             it.engine.abort("never")
-            stream = it.submit("r", 5, max_tokens=400)
+            stream = it.submit("r", 5, max_tokens=400, logprobs=1, prompt_logprobs=1, stop=("x",))
             with pytest.raises(ValueError, match="'r' is here already"):
                 it.submit("r", 5)
             it.engine.abort("r")

@@ -1,5 +1,6 @@
 """Metrics: vLLM's names, with the values that the engine counted."""
 
+import asyncio
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -10,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.metrics import Metrics, token_bounds
 from serving.statistics import SequenceRecord, Statistics, StepRecord
-from tests.serving.servers import FakeEngine
+from tests.serving.servers import FakeEngine, run
 
 NAME = "m3.1-flash"
 # Section 4.3 of the serving specification, but for `lora_requests_info`: see serving/README.md.
@@ -156,17 +157,25 @@ def test_what_never_happened_to_a_request_is_not_observed():
 
 
 def test_the_port_answers_and_is_freed():
-    port = Metrics(Counting(running=2), NAME).serve("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{port.port}/metrics"
+    async def test():
+        part = Metrics(Counting(running=2), NAME, lambda: 3).port("127.0.0.1", 0)
+        port = await part.start()
+        url = f"http://127.0.0.1:{port}/metrics"
+        page = await asyncio.to_thread(read, url)
+        assert f'vllm:num_requests_running{{engine="0",model_name="{NAME}"}} 2.0' in page
+        assert f'm3jax:recompiles_total{{engine="0",model_name="{NAME}"}} 3.0' in page
+        with pytest.raises(ValueError, match=f"cannot serve metrics on 127.0.0.1:{port}: "):
+            await Metrics(Counting(), NAME).port("127.0.0.1", port).start()
+        await part.stop()
+        with pytest.raises(urllib.error.URLError):
+            read(url)
+
+    run(test)
+
+
+def read(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as answer:
-        assert f'vllm:num_requests_running{{engine="0",model_name="{NAME}"}} 2.0' in (
-            answer.read().decode()
-        )
-    with pytest.raises(ValueError, match=f"cannot serve metrics on 127.0.0.1:{port.port}: "):
-        Metrics(Counting(), NAME).serve("127.0.0.1", port.port)
-    port.close()
-    with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(url, timeout=5)
+        return answer.read().decode()
 
 
 @pytest.mark.parametrize(

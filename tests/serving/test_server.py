@@ -18,7 +18,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc as services
 
 from configs.server import ServerConfig
 from serving.engine_api import EngineState
-from serving.rpc.server import Server, serve
+from serving.lifetime import Lifetime
+from serving.rpc.server import Server
 from serving.rpc.service import NAME
 from serving.rpc.statuses import MAX_TEXT
 from serving.rpc.wire_state import Served
@@ -269,7 +270,14 @@ def test_sigterm_drains_and_a_second_one_hurries(signals):
             return ports[0]
 
         server.start = noted
-        serving = asyncio.create_task(serve([other, server]))
+
+        async def lived():
+            async with Lifetime() as life:
+                await life.start(other)
+                await life.start(server)
+                await life.ended()
+
+        serving = asyncio.create_task(lived())
         await soon(lambda: bool(ports))
         async with grpc.aio.insecure_channel(f"127.0.0.1:{ports[0]}") as channel:
             call = services.VllmEngineStub(channel).Generate(request(max_tokens=20))

@@ -1,0 +1,179 @@
+"""Products of query rows with one page of NVFP4 keys in each warp; the maximum over the tokens.
+
+A lane (g, t) = (lane / 4, lane % 4) reads 16 bytes of token row 8 i + g, the 32 dimensions from
+32 t, and the two scales of these: decoded, they are the A operand of a tile of 16 tokens. The
+contraction's order is free, so the queries are permuted, not the keys. Both ways of multiplying
+give a (64, N) array in `Layout.WGMMA`: warp w's 16 rows belong to its page.
+
+* `few`, N <= 16: each warp by itself, mma.m16n8k16, queries in registers.
+* `many`: the four warps together, wgmma, queries in shared memory, some tiles in flight.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array
+
+from pallas_kernels import lanes, nvfp4_lanes
+from pallas_kernels.block_select.query_rows import place_rows
+from pallas_kernels.lanes import REF, SCALAR, Word
+
+CODE_BYTES, PAGE_BYTES = 8192, 9216
+TILES = 8  # of 16 tokens
+_WGMMA = plgpu.Layout.WGMMA
+_SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+_FLIGHT = {32: 2, 64: 2, 128: 1}  # tiles of `many` at once, by N: as many as registers allow
+
+
+class Few:
+    """Queries [N / 8, 4, 32 lanes, 4 words]: for word w of a lane's codes, its four half2 pairs."""
+
+    @staticmethod
+    def scratch(num_rows: int) -> Any:
+        """Where the queries lie."""
+        return plgpu.SMEM((num_rows // 8, 4, 32, 8), jnp.float16)
+
+    @staticmethod
+    def load(q: Any, queries: Any, num_rows: int, start: Array, end: Array) -> None:
+        """Brings an item's rows there."""
+
+        @lanes.code(REF, REF, SCALAR, SCALAR)
+        def load(_, q_ref, queries, start, end):
+            to = lanes.address(queries)
+
+            def place(row, chunk, words):
+                lane = ((row & 7) << 2) + (chunk >> 2)
+                at = ((row >> 3) << 11) + ((chunk & 3) << 9) + (lane << 4)
+                lanes.store_words(to, at, words)
+
+            bounds = lanes.scalar(start), lanes.scalar(end)
+            place_rows(q_ref, q.dtype, num_rows, bounds, place)
+
+        load(q, queries, start, end)
+
+    @staticmethod
+    def best(pages: Any, queries: Any, num_rows: int) -> Array:
+        """The maximum over eight tiles."""
+
+        @lanes.code(REF, REF, returns=_sums(num_rows))
+        def best(_, pages, queries):
+            page, from_ = lanes.address(pages, lanes.warp() * PAGE_BYTES), lanes.address(queries)
+            b = [
+                [
+                    lanes.load_words(from_, (lanes.lane() << 4) + (2048 * n + 512 * w), 4)
+                    for w in range(4)
+                ]
+                for n in range(num_rows // 8)
+            ]
+            found = _multiply(page, 0, b)
+            for tile in range(1, TILES):
+                more = _multiply(page, tile, b)
+                found = [list(map(lanes.maximum, x, y)) for x, y in zip(found, more, strict=True)]
+            return lanes.array_of(found)
+
+        return best(pages, queries)
+
+
+class Many:
+    """Queries [2, N, 64], swizzled: two B operands. Of chunk 4 t + w, pair i is elements
+    32 (w % 2) + 8 i + 2 t and the next one of operand w / 2.
+    """
+
+    @staticmethod
+    def scratch(num_rows: int) -> Any:
+        """Where the queries lie."""
+        return plgpu.SMEM((2, num_rows, 64), jnp.float16, transforms=_SWIZZLED)
+
+    @staticmethod
+    def load(q: Any, queries: Any, num_rows: int, start: Array, end: Array) -> None:
+        """Brings an item's rows there."""
+
+        @lanes.code(REF, plgpu.RefType(_SWIZZLED), SCALAR, SCALAR)
+        def load(_, q_ref, queries, start, end):
+            to = lanes.address(queries)
+
+            def place(row, chunk, words):
+                t, w = chunk >> 2, chunk & 3
+                at = (w >> 1) * (num_rows * 128) + (row << 7) + (t << 2)
+                for i, one in enumerate(words):
+                    piece = (((w & 1) << 2) + i) ^ (row & 7)
+                    lanes.store_words(to, at + (piece << 4), [one])
+
+            bounds = lanes.scalar(start), lanes.scalar(end)
+            place_rows(q_ref, q.dtype, num_rows, bounds, place)
+
+        load(q, queries, start, end)
+
+    @staticmethod
+    def best(pages: Any, queries: Any, num_rows: int) -> Array:
+        """The maximum over eight tiles."""
+        flight, found = _FLIGHT[num_rows], None
+        for first in range(0, TILES, flight):
+
+            def products(*sums, first=first):
+                for tile, total in enumerate(sums, first):
+                    for half, a in enumerate(_operands(tile, pages)):
+                        plgpu.wgmma(total, a, queries.at[half].transpose((1, 0)))
+                return [total[...] for total in sums]
+
+            sums = plgpu.ACC((64, num_rows), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
+            for part in pl.run_scoped(products, *[sums] * flight):
+                found = part if found is None else _maximum(num_rows, found, part)
+        assert found is not None
+        return found
+
+
+def _decoded(page: Any, tile: int) -> list[list[list[Word]]]:
+    """half2 words of a tile [rows g, g + 8][4 words][4 pairs]."""
+    rows = []
+    for row in (2 * tile, 2 * tile + 1):  # of eight tokens
+        codes = lanes.load_words(page, (lanes.lane() << 4) + 512 * row, 4)
+        scales = lanes.load_bits(page, (lanes.lane() << 1) + (CODE_BYTES + 64 * row), 16)
+        steps = nvfp4_lanes.scale_pairs(scales)
+        pairs = [nvfp4_lanes.code_pairs(one) for one in codes]
+        rows.append([[lanes.multiply_half2(x, steps[w // 2]) for x in pairs[w]] for w in range(4)])
+    return rows
+
+
+def _multiply(page: Any, tile: int, b: list[list[list[Word]]]) -> list[list[Any]]:
+    """One warp's sums of a tile, per 8 query rows."""
+    low, high = _decoded(page, tile)
+    sums = [[lanes.real(0.0)] * 4 for _ in b]
+    for w in range(4):
+        for i in (0, 2):
+            a = [low[w][i], high[w][i], low[w][i + 1], high[w][i + 1]]
+            sums = [
+                lanes.multiply_tile(one, a, query[w][i : i + 2])
+                for one, query in zip(sums, b, strict=True)
+            ]
+    return sums
+
+
+def _operands(tile: int, pages: Any) -> tuple[Array, Array]:
+    """A tile of each warp's page as two A operands (64, 64): codes of words 0, 1 and of 2, 3."""
+    half = plgpu.ShapeDtypeStruct((64, 64), jnp.float16, layout=_WGMMA)
+
+    @lanes.code(REF, returns=(half, half))
+    def decode(_, pages):
+        low, high = _decoded(lanes.address(pages, lanes.warp() * PAGE_BYTES), tile)
+        columns = [[low[w][i], high[w][i]] for w in range(4) for i in range(4)]
+        return lanes.half_accumulator(columns[:8]), lanes.half_accumulator(columns[8:])
+
+    return decode(pages)
+
+
+def _maximum(num_rows: int, x: Array, y: Array) -> Array:
+    """Elementwise; a NaN loses to every number, as in the reference."""
+
+    @lanes.code(_WGMMA, _WGMMA, returns=_sums(num_rows))
+    def maximum(_, x, y):
+        pairs = zip(lanes.tiles_of(x), lanes.tiles_of(y), strict=True)
+        return lanes.array_of([list(map(lanes.maximum, one, other)) for one, other in pairs])
+
+    return maximum(x, y)
+
+
+def _sums(num_rows: int) -> Any:
+    return plgpu.ShapeDtypeStruct((64, num_rows), jnp.float32, layout=_WGMMA)

@@ -1,0 +1,201 @@
+"""Rollouts in this process: a wave of samples in lock-step through the model's own prefill and
+decode steps, the prompt run once for all samples of its group.
+
+Log-probabilities are taken at the sampling temperature in the program that draws the tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from minimax_jax.batch import Batch
+from minimax_jax.cache import Cache
+from minimax_jax.loaded import LoadedModel
+from minimax_jax.lora import Adapter
+from minimax_jax.model import Model
+from minimax_jax.sampling import SamplingParams, SamplingState, token_logprobs
+from minimax_jax.steps import DecodeOptions, DecodeState, bucket, decode, prefill
+from rl.policy import Policy
+from rl.rollouts import Finish, Rollout, RolloutRequest
+from rl.wave_plan import WavePlan
+
+PREFILL_TOKENS = 8192  # in one prefill step, all prompts together
+DECODE_STEPS = 8  # tokens a dispatch; between two the host sees whether anyone goes on
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRollout:
+    """A `RolloutFn`. `loaded` says what the cache stores; its weights are the policy's each time.
+    At most `wave` samples run together.
+    """
+
+    loaded: LoadedModel
+    wave: int
+
+    def __call__(self, policy: Policy, request: RolloutRequest) -> list[Rollout]:
+        samples = request.seeds.shape[1]
+        at_once = max(1, self.wave // samples)
+        rollouts: list[Rollout] = []
+        for first in range(0, len(request.prompts), at_once):
+            part = replace(
+                request,
+                prompts=request.prompts[first : first + at_once],
+                seeds=request.seeds[first : first + at_once],
+            )
+            with self.loaded.on_mesh():
+                rollouts += _Wave(self.loaded, policy, part).run()
+        return rollouts
+
+
+@partial(jax.jit, static_argnames=("steps",), donate_argnames=("cache", "state"))
+def decode_with_logprobs(
+    model: Model,
+    adapter: Adapter,
+    cache: Cache,
+    table: Int[Array, "B W"],
+    state: DecodeState,
+    sampling: SamplingState,
+    steps: int,
+) -> tuple[Cache, DecodeState, tuple[Int[Array, "k B"], Float[Array, "k B"], Bool[Array, "k B"]]]:
+    """Some decode steps: tokens (-1: none), their log-probabilities at the sampling temperature,
+    and where a sequence broke off.
+    """
+    one = DecodeOptions(steps=1)
+    temperature = jnp.where(sampling.temperature == 0, 1.0, sampling.temperature)
+
+    def step(carry: tuple[Cache, DecodeState], _: None):
+        cache, state, out = decode(model, adapter, carry[0], table, carry[1], sampling, one)
+        tokens, logits = jnp.asarray(out.tokens)[0], carry[1].logits / temperature[:, None]
+        logprobs = jnp.asarray(token_logprobs(logits, tokens, 0).chosen)
+        return (cache, state), (tokens, logprobs, jnp.asarray(out.broken)[0])
+
+    (cache, state), found = jax.lax.scan(step, (cache, state), None, length=steps)
+    return cache, state, found
+
+
+@partial(jax.jit, donate_argnames=("cache",))
+def copy_blocks(cache: Cache, source: Int[Array, "S"], target: Int[Array, "S"]) -> Cache:
+    """The cache with some blocks' rows and records copied to others."""
+    copied = cache.with_pool(cache.local_pool.at[target].set(cache.local_pool[source]))
+    if cache.choices is None:
+        return copied
+    return replace(copied, choices=cache.choices.at[target].set(cache.choices[source]))
+
+
+class _Wave:
+    """P prompts, padded to a bucket, with G samples each."""
+
+    def __init__(self, loaded: LoadedModel, policy: Policy, request: RolloutRequest):
+        self.policy, self.request, config = policy, request, loaded.config
+        self.num_prompts, self.samples = request.seeds.shape
+        unused = bucket(self.num_prompts) - self.num_prompts
+        self.prompts = [*request.prompts, *[()] * unused]
+        lengths = [len(prompt) for prompt in self.prompts]
+        self.plan = WavePlan.of(
+            lengths,
+            self.samples,
+            request.max_tokens,
+            loaded.layout.block_size,
+            least=config.indexer.top_k,
+        )
+        self.cache = Cache.empty(loaded.layout, self.plan.num_blocks)
+        if request.record:
+            self.cache = self.cache.recording(config)
+        self.vocab_size = config.vocab_size
+        self.block_size = loaded.layout.block_size
+
+    def run(self) -> list[Rollout]:
+        """All samples, those of a prompt together."""
+        plan = self.plan
+        logits = self._prefill()
+        self.cache = copy_blocks(self.cache, jnp.asarray(plan.copy_from), jnp.asarray(plan.copy_to))
+        lengths = jnp.repeat(jnp.asarray(plan.lengths), self.samples)
+        state = DecodeState(
+            logits=jnp.repeat(logits, self.samples, axis=0),
+            positions=lengths,
+            limits=lengths + self.request.max_tokens,
+            running=lengths > 0,
+        )
+        parts = list(self._dispatches(state))
+        tokens, logprobs, broken = (np.concatenate(part) for part in zip(*parts, strict=True))
+        rows = self.num_prompts * self.samples
+        choices = self._records(rows) if self.request.record else [None] * rows
+        aborted = np.any(broken, axis=0)
+        return [
+            self._rollout(row, tokens[:, row], logprobs[:, row], bool(aborted[row]), choices[row])
+            for row in range(rows)
+        ]
+
+    def _dispatches(self, state: DecodeState):
+        """What each dispatch found, on the host, until nobody goes on."""
+        sampling, table = self._sampling(), jnp.asarray(self.plan.sample_table)
+        model, adapter = self.policy.model, self.policy.adapter
+        steps = min(DECODE_STEPS, bucket(self.request.max_tokens))
+        for _ in range(-(-self.request.max_tokens // steps)):
+            self.cache, state, found = decode_with_logprobs(
+                model, adapter, self.cache, table, state, sampling, steps
+            )
+            yield jax.device_get(found)
+            if not np.asarray(state.running).any():
+                return
+
+    def _sampling(self) -> SamplingState:
+        request = self.request
+        seeds = [int(seed) for seed in request.seeds.reshape(-1)]
+        unused = len(self.plan.sample_table) - len(seeds)
+        params = SamplingParams(temperature=request.temperature, stop_token_ids=request.stop_ids)
+        return SamplingState.of([replace(params, seed=seed) for seed in seeds + [0] * unused])
+
+    def _prefill(self) -> Float[Array, "P V"]:
+        """Runs the prompts into their blocks chunk by chunk; the logits after each one's end."""
+        lengths, rows = self.plan.lengths, len(self.prompts)
+        longest = int(lengths.max())
+        most = max(self.block_size, PREFILL_TOKENS // rows)
+        chunk = min(bucket(longest, smallest=self.block_size), most)
+        tokens = np.zeros((rows, -(-longest // chunk) * chunk), np.int32)
+        for row, prompt in enumerate(self.prompts):
+            tokens[row, : len(prompt)] = prompt
+        logits = jnp.zeros((rows, self.vocab_size), jnp.float32)
+        table = jnp.asarray(self.plan.prompt_table)
+        for start in range(0, longest, chunk):
+            positions = np.arange(start, start + chunk)
+            places = np.where(positions < lengths[:, None], positions, -1).astype(np.int32)
+            last = lengths - 1 - start
+            last = np.where((last >= 0) & (last < chunk), last, -1).astype(np.int32)
+            batch = Batch(
+                tokens=jnp.asarray(tokens[:, start : start + chunk]),
+                positions=jnp.asarray(places),
+                block_table=table,
+            )
+            self.cache, logits = prefill(
+                self.policy.model, self.policy.adapter, self.cache, batch, jnp.asarray(last), logits
+            )
+        return logits
+
+    def _records(self, rows: int) -> Sequence[np.ndarray]:
+        """Each sample's record of experts [W x Z, L, X], its prompt's part included."""
+        pages = np.moveaxis(np.asarray(self.cache.choices), 1, 2)  # block, token, layer, choice
+        return [
+            pages[np.maximum(self.plan.sample_table[row], 0)].reshape(-1, *pages.shape[2:])
+            for row in range(rows)
+        ]
+
+    def _rollout(self, row: int, tokens, logprobs, broken: bool, choices) -> Rollout:
+        prompt, count = self.prompts[row // self.samples], int((tokens >= 0).sum())
+        ids = tuple(int(token) for token in tokens[:count])
+        stopped = count > 0 and ids[-1] in self.request.stop_ids
+        finish: Finish = "aborted" if broken else "stop" if stopped else "length"
+        fed = max(len(prompt) + count - 1, 0)
+        return Rollout(
+            prompt=tuple(prompt),
+            tokens=ids,
+            logprobs=logprobs[:count].astype(np.float32),
+            finish=finish,
+            version=self.policy.version,
+            choices=None if choices is None else choices[:fed],
+        )

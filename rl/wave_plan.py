@@ -1,0 +1,56 @@
+"""Where a wave of rollouts keeps its keys: the samples of a prompt share the prompt's whole blocks;
+the block that the prompt only begins is copied for each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from minimax_jax.steps import bucket
+
+
+@dataclass(frozen=True, kw_only=True)
+class WavePlan:
+    """Block tables of P prompts and of their P x G samples in one pool, -1 where there is none, and
+    what is copied once the prompts are in their blocks.
+    """
+
+    lengths: Int[np.ndarray, "P"]
+    prompt_table: Int[np.ndarray, "P Wp"]
+    sample_table: Int[np.ndarray, "S W"]
+    copy_from: Int[np.ndarray, "S"]
+    copy_to: Int[np.ndarray, "S"]
+    num_blocks: int
+
+    @classmethod
+    def of(
+        cls, lengths: Sequence[int], samples: int, max_tokens: int, block_size: int, least: int
+    ) -> "WavePlan":
+        """The plan for prompts of these lengths; a row of length 0 is unused. Tables are at least
+        `least` wide.
+        """
+        L = np.asarray(lengths)
+        shared, begun = np.divmod(L, block_size)  # whole blocks; tokens in the block after them
+        width = bucket(int(-(-L.max() // block_size)), smallest=least)
+        own = -(-(block_size - 1 + max_tokens) // block_size)
+        prompt_table = np.arange(len(L) * width).reshape(len(L), width)
+        S = len(L) * samples
+        own_blocks = len(L) * width + np.arange(S * own).reshape(S, own)
+        table = np.full((S, bucket(width + own)), -1, np.int32)
+        for row in range(S):
+            first = shared[row // samples]
+            table[row, :first] = prompt_table[row // samples, :first]
+            table[row, first : first + own] = own_blocks[row]
+        copied = np.repeat(np.minimum(shared, width - 1), samples)
+        source = prompt_table[np.arange(S) // samples, copied]
+        return cls(
+            lengths=L.astype(np.int32),
+            prompt_table=prompt_table.astype(np.int32),
+            sample_table=table,
+            # a prompt that ends with its block has nothing to copy: its sample's block onto itself
+            copy_from=np.where(np.repeat(begun > 0, samples), source, own_blocks[:, 0]),
+            copy_to=own_blocks[:, 0],
+            num_blocks=len(L) * width + S * own,
+        )

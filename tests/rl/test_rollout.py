@@ -1,0 +1,163 @@
+"""Rollouts by the local function: what they record is what the trainer computes of them."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from rl import grpo_step, local_rollout
+from rl.experience import pack_experience
+from rl.grpo_step import measured
+from rl.local_rollout import LocalRollout
+from rl.rollouts import check_rollouts
+from rl.wave_plan import WavePlan
+from tests.rl.grpo_toy import (
+    CONFIG,
+    PROMPTS,
+    SHAPE,
+    experiences,
+    on_device,
+    program,
+    toy_loaded,
+    toy_policy,
+    toy_request,
+)
+
+LOADED = toy_loaded()
+LOCAL = LocalRollout(loaded=LOADED, wave=64)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return toy_policy(LOADED)
+
+
+@pytest.fixture(scope="module")
+def rollouts(policy):
+    return LOCAL(policy[1], toy_request())
+
+
+def scored(parameters, rollouts, config=CONFIG, *, choices=True):
+    """The trainer's log-probabilities of each rollout's tokens, and the sums."""
+    packs, members = pack_experience(experiences(rollouts, choices=choices), SHAPE)
+    found, parts = {}, []
+    for pack, inside in zip(packs, members, strict=True):
+        args = LOADED.model, parameters, on_device(pack), program(LOADED, config)
+        logprobs, sums = jax.device_get(measured(*args))
+        parts.append(sums)
+        for number, i in enumerate(inside):
+            mine = (pack.mask > 0) & (pack.sequences == number)
+            found[i] = logprobs.reshape(mine.shape)[mine]
+    return [found[i] for i in range(len(rollouts))], parts
+
+
+def differences(parameters, rollouts, config=CONFIG, **more):
+    logprobs, _ = scored(parameters, rollouts, config, **more)
+    pairs = zip(logprobs, rollouts, strict=True)
+    return np.concatenate([np.abs(found - one.logprobs) for found, one in pairs])
+
+
+def test_answers_are_whole_and_in_order(policy, rollouts):
+    check_rollouts(rollouts, toy_request(), 3, LOADED.config)
+    for number, rollout in enumerate(rollouts):
+        assert rollout.prompt == tuple(PROMPTS[number // 3])
+        stops = [token in toy_request().stop_ids for token in rollout.tokens]
+        assert not any(stops[:-1])
+        assert rollout.finish == ("stop" if stops[-1] else "length")
+        assert stops[-1] or len(rollout.tokens) == 24
+    assert {rollout.finish for rollout in rollouts} == {"stop", "length"}
+    assert len({rollout.tokens for rollout in rollouts}) == len(rollouts)
+
+
+def test_the_trainer_computes_the_rollouts_logprobs(policy, rollouts):
+    apart = differences(policy[0], rollouts)
+    assert apart.mean() <= 2e-6 and apart.max() <= 1e-4, (apart.mean(), apart.max())
+
+
+def test_they_agree_at_another_temperature(policy):
+    """F160: both sides divide the logits by it."""
+    config = replace(CONFIG, temperature=0.6)
+    found = LOCAL(policy[1], toy_request(temperature=0.6))
+    assert differences(policy[0], found, config).max() <= 1e-4
+    assert differences(policy[0], found).max() > 0.1
+
+
+def test_the_record_is_what_the_trainer_would_choose(policy, rollouts):
+    _, parts = scored(policy[0], rollouts)
+    places = sum(float(part["routing/places"]) for part in parts)
+    fed = sum(len(one.prompt) + len(one.tokens) - 1 for one in rollouts)
+    assert places == fed * sum(LOADED.config.moe_layers)
+    assert sum(float(part["routing/overlap_mean"]) for part in parts) == places
+
+
+def test_a_sample_depends_on_its_seed_alone(policy, rollouts):
+    """Neither on the wave nor on the samples beside it."""
+    request = toy_request()
+    alone = replace(request, prompts=PROMPTS[2:], seeds=request.seeds[2:, 1:2])
+    (found,) = LocalRollout(loaded=LOADED, wave=1)(policy[1], alone)
+    assert found.tokens == rollouts[7].tokens
+    np.testing.assert_array_equal(found.choices, rollouts[7].choices)
+    np.testing.assert_allclose(found.logprobs, rollouts[7].logprobs, atol=1e-5)
+
+
+def test_small_waves_give_the_same(policy, rollouts):
+    found = LocalRollout(loaded=LOADED, wave=3)(policy[1], toy_request())
+    assert [one.tokens for one in found] == [one.tokens for one in rollouts]
+
+
+def test_logprobs_come_from_the_decode_program(policy, rollouts, monkeypatch):
+    """With the packed program poisoned nothing changes."""
+
+    def poisoned(*args, **kwargs):
+        raise AssertionError("the packed program ran")
+
+    for name in ("measured", "token_statistics", "pack_loss"):
+        monkeypatch.setattr(grpo_step, name, poisoned)
+    again = LOCAL(policy[1], toy_request())
+    for one, other in zip(again, rollouts, strict=True):
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)
+
+
+def test_the_adapter_is_used(policy, rollouts):
+    plain = LOCAL(replace(policy[1], adapter=None), toy_request())
+    assert [one.tokens for one in plain] != [one.tokens for one in rollouts]
+
+
+def test_new_weights_need_no_new_program(policy):
+    local_rollout.decode_with_logprobs.clear_cache()
+    for version in (3, 4):
+        LOCAL(replace(policy[1], version=version), toy_request())
+    assert local_rollout.decode_with_logprobs._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"choices": None}, "answer 4 of the rollout has no record of experts, which replay=true"),
+        ({"choices": np.zeros((3, 1, 2), np.uint8)}, r"experts \[3, 1, 2\], not \[\d+, 1, 2\]"),
+        ({"version": 2}, "answer 4 of the rollout is of weights 2, not 3"),
+        ({"logprobs": np.zeros(0, np.float32)}, "has 0 log-probabilities for"),
+        ({"prompt": (1, 2)}, "answer 4 of the rollout is to another prompt than was asked"),
+    ],
+)
+def test_a_rollout_that_is_not_of_its_request_is_refused(rollouts, changes, sentence):
+    """F162, F165, F170."""
+    changed = list(rollouts)
+    changed[4] = replace(changed[4], **changes)
+    with pytest.raises(ValueError, match=sentence):
+        check_rollouts(changed, toy_request(), 3, LOADED.config)
+    with pytest.raises(ValueError, match="gave 8 answers, not 9"):
+        check_rollouts(rollouts[1:], toy_request(), 3, LOADED.config)
+
+
+def test_the_plan_shares_whole_blocks_and_copies_the_begun_one():
+    plan = WavePlan.of([3, 16, 40, 0], 2, 20, 16, least=2)
+    assert plan.prompt_table.shape == (4, 4)
+    shared, own = plan.sample_table[4:6, :2], plan.sample_table[4:6, 2:5]
+    np.testing.assert_array_equal(shared, [plan.prompt_table[2, :2]] * 2)
+    assert len(np.unique(own)) == own.size and own.min() >= 16
+    # 40 tokens begin a third block, 16 end theirs
+    assert plan.copy_from[4] == plan.prompt_table[2, 2] and plan.copy_to[4] == own[0, 0]
+    np.testing.assert_array_equal(plan.copy_from[2:4], plan.copy_to[2:4])
+    assert plan.sample_table.max() < plan.num_blocks
