@@ -1,7 +1,10 @@
 """From what was resolved to an engine that is ready: weights, blocks, programs."""
 
+import jax
+
 from configs.serving import ServingConfig
 from minimax_jax.loaded import LoadedModel, load
+from minimax_jax.peft import read_adapter
 from serving.assembly import Assembly, Plan, assemble
 from serving.command.progress import StartProgress
 from serving.command.resolve import Resolved
@@ -25,17 +28,40 @@ def load_and_assemble(resolved: Resolved, progress: StartProgress) -> tuple[Load
         progress=progress.loading,
     )
     blocks = num_blocks(loaded, resolved.config)
-    plan = Plan(config=resolved.config, num_blocks=blocks, seed=asked.seed)
+    plan = Plan(
+        config=resolved.config,
+        num_blocks=blocks,
+        adapters={name: read_adapter(at, loaded.model) for name, at in asked.adapters.items()},
+        seed=asked.seed,
+    )
     return loaded, assemble(loaded, plan, progress.compiling)
 
 
-CPU_CACHE_BYTES = 1 << 30
+CPU_CACHE_BYTES = 1 << 30  # where the machine's memory is everyone's
 
 
 def num_blocks(loaded: LoadedModel, config: ServingConfig) -> int:
-    """How many blocks the pool has."""
-    if config.num_gpu_blocks_override is not None:
-        return config.num_gpu_blocks_override
-    return min(
-        config.max_num_seqs * config.max_blocks, CPU_CACHE_BYTES // loaded.layout.block_bytes
-    )
+    """How many blocks the pool has: as many as were asked for, or as fit beside the weights in
+    `gpu_memory_utilization` of the device's memory (the rest is for what programs hold while they
+    run), but none that could never be used. Raises ValueError where they hold no sequence of the
+    greatest length.
+    """
+    blocks = config.num_gpu_blocks_override
+    if blocks is None:
+        fit = cache_bytes(config.gpu_memory_utilization) // loaded.layout.block_bytes
+        blocks = min(fit, config.max_num_seqs * config.max_blocks)
+    if blocks < config.max_blocks:
+        raise ValueError(
+            f"{blocks} blocks of {config.block_size} tokens fit, which hold no sequence of "
+            f"max_model_len={config.max_model_len}: --max-model-len may be at most "
+            f"{blocks * config.block_size}"
+        )
+    return blocks
+
+
+def cache_bytes(utilization: float) -> int:
+    """Memory of the first device that a pool may take, now that the weights are there."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats is None:
+        return CPU_CACHE_BYTES
+    return max(0, int(utilization * stats["bytes_limit"]) - stats["bytes_in_use"])
