@@ -1,9 +1,9 @@
-# make install | demo | test: each sets up .venv first, and again only when pyproject.toml changed.
+# make install | demo | rl-demo | test: each sets up .venv first, and again only when pyproject.toml changed.
 
 PYTHON ?= python3.13 python3.12 python3.11 python3
 INSTALLED := .venv/.installed
 
-.PHONY: install demo test
+.PHONY: install demo rl-demo test
 
 install: $(INSTALLED)
 
@@ -14,11 +14,22 @@ demo: $(INSTALLED)
 	  --chat "There are 6 boxes with 12 pens in each box. How many pens are there?" \
 	  --chat "$$(cat notebooks/ledger.txt)"
 
+# GRPO on the bundled model's arithmetic, and its curves; another seed: make rl-demo SEED=1.
+SEED ?= 0
+
+rl-demo: $(INSTALLED)
+	.venv/bin/minimax-train grpo --config tiny_arith --out build/rl-demo-$(SEED) seed=$(SEED)
+	.venv/bin/minimax-train plot build/rl-demo-$(SEED)
+
 test: $(INSTALLED)
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
 	.venv/bin/pyright
 	.venv/bin/python -m pytest -n 2 -m "not gpu and not parity and not slow"
+
+# Twenty minutes of clients that come, hang up and abort; .ci/run has three of them.
+soak: $(INSTALLED)
+	SOAK_SECONDS=1200 .venv/bin/python -m pytest -s -m soak
 
 # The first of the names in PYTHON that runs and is new enough makes the environment.
 $(INSTALLED): pyproject.toml

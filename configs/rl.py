@@ -69,7 +69,7 @@ class GRPOConfig:
     decay_fraction: float = described(0.3, "last share of the steps, of linear decay to 0")
     weight_decay: float = described(0.0, "on matrices alone")
     clip_norm: float = described(1.0, "bound of the gradient's norm")
-    pack_tokens: int = described(8192, "places of a pack; a batch is as many packs as it needs")
+    pack_tokens: int = described(2048, "places of a pack; a batch is as many packs as it needs")
     remat: bool = described(False, "recompute each layer in the backward pass")
     seed: int = described(0, "of adapter, questions and samples")
 

@@ -23,27 +23,13 @@ _LEAST_MASS = 1e-8  # of a residual; less is rounding of p = q, and p is drawn f
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
-class Target:
-    """Processed target distributions of M rows: for each sequence, from row `first` on, after its
-    anchor and after each of its drafts that is tested.
+class Chances:
+    """Of each of T drafts x a sequence: p(x) of the target after the drafts before it, and q(x) of
+    what it was drawn from.
     """
 
-    probabilities: Float[Array, "M V"]
-    first: Int[Array, "B"]
-
-    def row(self, k: Int[Array, "B"]) -> Float[Array, "B V"]:
-        """The distribution after k drafts."""
-        return self.probabilities[self.first + k]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Drafts:
-    """T drafts a sequence, the distributions that they were drawn from, and how many are tested."""
-
-    tokens: Int[Array, "B T"]
-    probabilities: Float[Array, "B T V"]
-    widths: Int[Array, "B"]
+    target: Float[Array, "B T"]
+    draft: Float[Array, "B T"]
 
 
 @jax.tree_util.register_dataclass
@@ -86,35 +72,36 @@ def distribution(logits: Float[Array, "B V"], sampling: SamplingState) -> Float[
     return jnp.where(greedy[:, None], likeliest, probabilities(logits, sampling))
 
 
-def verify(target: Target, drafts: Drafts, uniforms: Uniforms) -> Verdict:
-    """Tests each sequence's first `widths` drafts from left to right and draws what follows.
-
-    A draft whose q is NaN is not kept, and p is drawn from then: a broken drafter changes nothing.
+def accepted_drafts(
+    chances: Chances, widths: Int[Array, "B"], accept: Float[Array, "B places"]
+) -> Int[Array, "B"]:
+    """How many of each sequence's first `widths` drafts are kept: each whose u < p(x) / q(x), from
+    left to right up to the first that is not. A NaN, a broken drafter's, keeps nothing.
     """
-    accepted = jnp.sum(jnp.cumprod(_kept(target, drafts, uniforms), axis=1), axis=1)
-    last = drafts.probabilities.shape[1] - 1
-    refused = jnp.minimum(accepted, last)[:, None, None]
-    q = jnp.take_along_axis(drafts.probabilities, refused, axis=1)[:, 0]
-    weights = after_drafts(target.row(accepted), q, accepted < drafts.widths)
-    uniform_token = jnp.take_along_axis(uniforms.token, accepted[:, None], axis=1)[:, 0]
-    return Verdict(accepted=accepted, token=draw(weights, uniform_token))
+    columns = jnp.arange(chances.draft.shape[1])
+    tested = columns < widths[:, None]
+    kept = tested & (accept[:, : len(columns)] * chances.draft < chances.target)
+    return jnp.sum(jnp.cumprod(kept, axis=1), axis=1)
+
+
+def token_after(
+    p: Float[Array, "B V"],
+    q: Float[Array, "B V"],
+    rejected: Bool[Array, "B"],
+    uniform_token: Float[Array, "B"],
+) -> Int[Array, "B"]:
+    """The token after the kept drafts, drawn: p is the target's distribution there, q that of the
+    draft there, if one was `rejected`. Where q is NaN, p is drawn from.
+    """
+    return draw(after_drafts(p, q, rejected), uniform_token)
 
 
 def after_drafts(
     p: Float[Array, "B V"], q: Float[Array, "B V"], rejected: Bool[Array, "B"]
 ) -> Float[Array, "B V"]:
-    """The weights of the token after the kept drafts: where a draft was rejected, the part of p
-    that q does not cover; p where none was.
+    """The weights of that token: where a draft was rejected, the part of p that q does not cover;
+    p where none was.
     """
     residual = jnp.maximum(p - q, 0.0)
     some = jnp.sum(residual, axis=-1) > _LEAST_MASS
     return jnp.where((rejected & some)[:, None], residual, p)
-
-
-def _kept(target: Target, drafts: Drafts, uniforms: Uniforms) -> Bool[Array, "B T"]:
-    """Which drafts pass their own test: u < p(x) / q(x)."""
-    columns = jnp.arange(drafts.tokens.shape[1])
-    p = target.probabilities[target.first[:, None] + columns, drafts.tokens]
-    q = jnp.take_along_axis(drafts.probabilities, drafts.tokens[..., None], axis=-1)[..., 0]
-    tested = columns < drafts.widths[:, None]
-    return tested & (uniforms.accept[:, : len(columns)] * q < p)

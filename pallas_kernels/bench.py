@@ -21,9 +21,16 @@ from pallas_kernels.benchmark import Benchmark
 from pallas_kernels.block_select import bench as block_select
 from pallas_kernels.kv_insert import bench as kv_insert
 from pallas_kernels.peers import MICROSECONDS, PEERS
+from pallas_kernels.sparse_attention import bench as sparse_attention
+from pallas_kernels.window_attention import bench as window_attention
 
 GROUPS: dict[str, tuple[Benchmark, ...]] = {
-    "attention": (*block_select.BENCHMARKS, *kv_insert.BENCHMARKS),
+    "attention": (
+        *block_select.BENCHMARKS,
+        *sparse_attention.BENCHMARKS,
+        *kv_insert.BENCHMARKS,
+        *window_attention.BENCHMARKS,
+    ),
 }
 
 

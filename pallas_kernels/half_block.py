@@ -1,12 +1,12 @@
 """A block of 128 keys or values as float16 operands of wgmma, and the query rows against it.
 
 A kernel decodes a page once, a token in each of 128 threads, and uses it for many queries: four
-queries times 16 heads are the 64 rows of a product, a query in each warp. The contraction's order is
-free, and so is the order of the output's columns; both are chosen so that a lane has whole 16-byte
-pieces of a row, and the four lanes of a row have 64 bytes side by side. Chunk 4 w + i of 16 (8
-columns, 16 bytes) holds, for t = 0..3, the i-th pair of dimensions 32 w + 8 t .. + 7; lane (g, t) of
-a warp has columns 2 t, 2 t + 1 of every chunk. Which two of 8 dimensions make pair i of 4 is the
-`Order` of the number format's decoder.
+queries times 16 heads are the 64 rows of a product, a query in each warp. The order of a
+contraction is free, and so is that of the output's columns; both are chosen so that a lane has
+whole 16-byte pieces of a row, and the four lanes of a row have 64 bytes side by side. Chunk
+4 w + i of 16 (8 columns, 16 bytes) holds, for t = 0..3, the i-th pair of dimensions
+32 w + 8 t .. + 7; lane (g, t) of a warp has columns 2 t, 2 t + 1 of every chunk. Which two of 8
+dimensions make pair i of 4 is the `Order` of the number format's decoder.
 
 Keys lie as [2, 128 tokens, 64], values as [128 tokens, 128], both in tiles of 8 x 64 with the
 128-byte swizzle (16-byte chunk c of row r at c ^ (r % 8)).

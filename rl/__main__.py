@@ -1,5 +1,6 @@
-"""The command `minimax-train`: `sft` trains a small model from scratch, `drafter` a drafter to a
-model, `eval` measures one, `tokenizer` makes a tokenizer.
+"""The command `minimax-train`: `sft` trains a small model from scratch, `grpo` one by reinforcement
+and `plot` draws its curves, `drafter` trains a drafter to a model and `calibrate` fits its
+confidences, `eval` measures a model, `tokenizer` makes a tokenizer.
 """
 
 import argparse
@@ -7,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,11 +18,17 @@ from configs.drafter_training import DrafterTrainingConfig
 from configs.model import ModelConfig
 from configs.parts import DrafterConfig
 from configs.presets import DRAFTERS, PRESETS
+from configs.rl import GRPO_PRESETS, GRPOConfig
 from configs.sft import SFTConfig
 from minimax_jax.compiled import keep_compiled_programs
 from minimax_jax.loaded import ASSETS, load
 from minimax_jax.sampling import SamplingParams
-from rl.evaluate import FAMILY_SETS, Score, held_out, score_model, total
+from minimax_jax.speculative.stats import SpeculationStats
+from rl.calibrate import add_calibrate
+from rl.curves import plot_runs
+from rl.evaluate import FAMILY_SETS, Score, held_out, sampled_answers, score_answers, total
+from rl.grpo import train_grpo
+from rl.grpo_run import start_run as start_grpo
 from rl.sft import train
 from rl.sft_run import start_run
 from rl.sft_step import DTYPES
@@ -60,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="go on from the newest checkpoint in --out"
     )
     add_flags(sft, SFTConfig)
+    _add_grpo(commands)
     drafter = commands.add_parser(
         "drafter", allow_abbrev=False, help="train a DSpark drafter on a model's own answers"
     )
@@ -85,7 +94,17 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--family", default="short", help=f"one of {', '.join(FAMILY_SETS)}")
     evaluate.add_argument("--temperature", type=float, default=1.0)
     evaluate.add_argument("--seed", type=int, default=0, help="of the sampling; the problems stay")
+    evaluate.add_argument(
+        "--speculative", action="store_true", help="with the model's drafter, and its counts too"
+    )
     evaluate.add_argument("--json", action="store_true", help="print JSON")
+    add_calibrate(
+        commands.add_parser(
+            "calibrate",
+            allow_abbrev=False,
+            help="fit a drafter's confidences to what became of them",
+        )
+    )
     tokenizer = commands.add_parser(
         "tokenizer", allow_abbrev=False, help="train the small tokenizer"
     )
@@ -94,6 +113,38 @@ def _parser() -> argparse.ArgumentParser:
         "folder", type=Path, help="holds chat_template.jinja; the files are written here"
     )
     return parser
+
+
+def _add_grpo(commands: Any) -> None:
+    """`grpo` and `plot`."""
+    grpo = commands.add_parser("grpo", allow_abbrev=False, help="reinforcement by GRPO")
+    grpo.set_defaults(run=_grpo)
+    presets = ", ".join(GRPO_PRESETS)
+    grpo.add_argument("--config", default="tiny_arith", help=f"{presets}, or a TOML file")
+    grpo.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="changes of the config (configs/rl.py)"
+    )
+    grpo.add_argument("--out", type=Path, required=True, help="the run's folder")
+    grpo.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint in --out"
+    )
+    plot = commands.add_parser("plot", allow_abbrev=False, help="the curves of GRPO runs")
+    plot.set_defaults(run=_plot)
+    plot.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
+    plot.add_argument(
+        "--out", type=Path, help="the picture; by default curves.png in the first folder"
+    )
+
+
+def _grpo(options: argparse.Namespace, console: Console) -> None:
+    config = read_config(GRPOConfig, GRPO_PRESETS, options.config, options.overrides)
+    train_grpo(start_grpo(config, options.out), console, resume=options.resume)
+
+
+def _plot(options: argparse.Namespace, console: Console) -> None:
+    picture = options.out or options.runs[0] / "curves.png"
+    plot_runs(options.runs, picture)
+    console.print(f"{picture}", highlight=False)
 
 
 def _sft(options: argparse.Namespace, console: Console) -> None:
@@ -117,15 +168,21 @@ def _eval(options: argparse.Namespace, console: Console) -> None:
         raise ValueError(f"n={options.n} is not at least 1")
     SamplingParams(temperature=options.temperature, seed=options.seed)  # refuses before loading
     asked = held_out(options.n, FAMILY_SETS[options.family])
-    loaded = load(options.model)
-    scores = score_model(loaded, asked, temperature=options.temperature, seed=options.seed)
+    loaded = load(options.model, speculative=options.speculative)
+    how = {"temperature": options.temperature, "seed": options.seed}
+    answers = sampled_answers(loaded, asked, **how)
+    scores = score_answers(asked, answers)
     rows = {**scores, "all": total(scores.values())}
+    stats = SpeculationStats.total(one.speculation for one in answers if one.speculation)
     if options.json:
-        print(json.dumps({name: _as_json(score) for name, score in rows.items()}))
+        record: dict[str, object] = {name: _as_json(score) for name, score in rows.items()}
+        print(json.dumps(record | ({"speculation": stats.to_dict()} if stats.steps else {})))
         return
     console.print(
         _table(rows, f"{options.model}: exact match at temperature {options.temperature:g}")
     )
+    if stats.steps:
+        console.print(f"speculation: {stats}", highlight=False)
 
 
 def _tokenizer(options: argparse.Namespace, console: Console) -> None:

@@ -5,7 +5,6 @@ how an answer is computed.
 """
 
 import hashlib
-import itertools
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,10 +15,8 @@ import numpy as np
 from configs.rl import GRPOConfig
 from minimax_jax.chat import Chat, ChatFormat, Prompt
 from minimax_jax.loaded import LoadedModel
-from rl.advantages import ADVANTAGES, has_spread
-from rl.aggregation import AGGREGATIONS
+from rl.advantages import has_spread
 from rl.answers import answer_of
-from rl.experience import Experience
 from rl.grading import Grader
 from rl.policy import Policy
 from rl.questions import Question, Questions
@@ -198,32 +195,6 @@ class Asker:
         )
 
 
-def learnable(groups: Sequence[Group], config: GRPOConfig) -> tuple[list[Experience], np.ndarray]:
-    """What is learned from some groups, and all advantages [P, G].
-
-    Every valid answer counts in the denominators; those without an advantage are then left out,
-    since they have no gradient, unless there is a divergence to be held down or nothing else.
-    """
-    scores = np.stack([group.scores for group in groups])
-    valid = np.stack([group.valid for group in groups])
-    advantages = ADVANTAGES[config.advantage](scores, valid)
-    if config.mask_truncated:
-        cut = [[rollout.finish == "length" for rollout in group.rollouts] for group in groups]
-        valid &= ~np.array(cut)
-    rollouts = list(itertools.chain.from_iterable(group.rollouts for group in groups))
-    lengths = np.array([len(rollout.tokens) for rollout in rollouts]) * valid.reshape(-1)
-    weights = AGGREGATIONS[config.aggregation](lengths, config.max_tokens)
-    taken = lengths > 0
-    useful = taken & (advantages.reshape(-1) != 0)
-    if useful.any() and config.divergence_weight == 0:
-        taken = useful
-    flat = advantages.reshape(-1)
-    examples = [
-        _experience(rollouts[i], float(flat[i]), float(weights[i])) for i in np.flatnonzero(taken)
-    ]
-    return examples, advantages
-
-
 def sample_seeds(seed: int, numbers: Iterable[int], samples: int) -> np.ndarray:
     """Seeds [P, G] that depend on the run's, the question's number and the sample's alone."""
     return np.array([[_seed(seed, number, g) for g in range(samples)] for number in numbers])
@@ -237,16 +208,6 @@ def _seed(*parts: int) -> int:
 def _teaches(group: Group) -> bool:
     """Whether accuracies differ: shaped scores always do."""
     return bool(has_spread(group.accuracy[None], group.valid[None])[0])
-
-
-def _experience(rollout: Rollout, advantage: float, weight: float) -> Experience:
-    return Experience(
-        tokens=np.array([*rollout.prompt, *rollout.tokens], np.int32),
-        logprobs=rollout.logprobs,
-        advantage=advantage,
-        weight=weight,
-        choices=rollout.choices,
-    )
 
 
 def _by(samples: int, items: list) -> list[list]:

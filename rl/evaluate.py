@@ -46,6 +46,14 @@ def score_model(
     loaded: LoadedModel, asked: Sequence[Problem], *, temperature: float, seed: int
 ) -> dict[str, Score]:
     """Asks all problems, one sampled answer each, and scores each family that occurs."""
+    answers = sampled_answers(loaded, asked, temperature=temperature, seed=seed)
+    return score_answers(asked, answers)
+
+
+def sampled_answers(
+    loaded: LoadedModel, asked: Sequence[Problem], *, temperature: float, seed: int
+) -> list[Completion]:
+    """One sampled answer to each problem."""
     completions = generate(
         loaded,
         [prompt_messages(problem) for problem in asked],
@@ -54,7 +62,7 @@ def score_model(
         seed=seed,
     )
     assert isinstance(completions, list), "nothing was to be streamed"
-    return score_answers(asked, completions)
+    return completions
 
 
 def score_answers(asked: Sequence[Problem], answers: Sequence[Completion]) -> dict[str, Score]:

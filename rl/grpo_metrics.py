@@ -38,9 +38,9 @@ def combined(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def spread(name: str, values: Iterable[float]) -> dict[str, float]:
+def spread(name: str, values: np.ndarray) -> dict[str, float]:
     """Mean, largest and least of what is a number; NaN if there is none."""
-    numbers = np.array([value for value in values if np.isfinite(value)] or [np.nan])
+    numbers = values[np.isfinite(values)] if np.isfinite(values).any() else np.array([np.nan])
     return {
         f"{name}/mean": float(numbers.mean()),
         f"{name}/max": float(numbers.max()),
@@ -51,8 +51,8 @@ def spread(name: str, values: Iterable[float]) -> dict[str, float]:
 def batch_metrics(batch: Batch, advantages: np.ndarray) -> dict[str, float]:
     """What is known of a batch before its update."""
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    lengths = [len(rollout.tokens) for rollout in rollouts]
-    prompts = [len(rollout.prompt) for rollout in rollouts]
+    lengths = np.array([len(rollout.tokens) for rollout in rollouts])
+    prompts = np.array([len(rollout.prompt) for rollout in rollouts])
     scores = np.stack([group.scores for group in batch.groups])
     valid = np.stack([group.valid for group in batch.groups])
     accuracies = np.stack([group.accuracy for group in batch.groups])
@@ -65,11 +65,11 @@ def batch_metrics(batch: Batch, advantages: np.ndarray) -> dict[str, float]:
         **spread("response_length", lengths),
         "response_length/clip_ratio": float(np.mean(cut)),
         "response/aborted_ratio": float(np.mean(broken)),
-        "prompt_length/mean": float(np.mean(prompts)),
+        "prompt_length/mean": float(prompts.mean()),
         "reward/acc": float(accuracies[valid].mean()) if valid.any() else 0.0,
         "reward/zero_std_frac": float(1 - has_spread(accuracies, valid).mean()),
         "reward/faults": float(sum(batch.faults.values())),
         "critic/answers": float(len(rollouts)),
         "critic/asked_groups": float(batch.asked),
-        "perf/total_num_tokens": float(sum(lengths) + sum(prompts)),
+        "perf/total_num_tokens": float(lengths.sum() + prompts.sum()),
     }

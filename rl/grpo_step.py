@@ -72,15 +72,6 @@ def apply(
     return state.updated(gradient, program.optimizer), optax.tree.norm(gradient)
 
 
-@partial(jax.jit, static_argnames=("program",))
-def measured(
-    base: Model, parameters: Parameters, pack: ExperiencePack, program: Program
-) -> tuple[Float[Array, "T"], Metrics]:
-    """Log-probabilities of a pack's next tokens, place by place, and the sums over it."""
-    scored = _scored(parameters, base, pack, program)
-    return scored[0], pack_loss(parameters, base, pack, program)[1]
-
-
 def pack_loss(
     parameters: Parameters, base: Model, pack: ExperiencePack, program: Program
 ) -> tuple[Float[Array, ""], Metrics]:

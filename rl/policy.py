@@ -54,13 +54,15 @@ def assembled(base: Model, parameters: Parameters, config: GRPOConfig) -> tuple[
 
 
 def published(base: Model, parameters: Parameters, config: GRPOConfig) -> tuple[Model, Adapter]:
-    """`assembled`, compiled, for the rollout. The base stays the same arrays beside an adapter; the
+    """`assembled`, compiled, for the rollout. Beside an adapter the base stays the same arrays; the
     trainer must not donate parameters that were published.
     """
-    model, adapter = _assembled(base, parameters, config)
-    return (model if config.trained == "full" else base), adapter
+    if config.trained == "lora":
+        return base, _adapter(parameters, config.alpha / config.rank, base.config.moe.num_experts)
+    return _assembled(base, parameters, config)
 
 
+_adapter = jax.jit(as_adapter, static_argnames=("scale", "num_experts"))
 _assembled = jax.jit(assembled, static_argnames=("config",))
 
 

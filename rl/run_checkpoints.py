@@ -42,17 +42,21 @@ class RunCheckpoints:
         )
         self._manager.save(step, args=arguments)
 
+    def note(self) -> dict[str, Any]:
+        """The newest checkpoint's note. Raises ValueError when there is no checkpoint."""
+        if self.latest is None:
+            raise ValueError(f"{self.folder} holds no checkpoint to resume from")
+        arguments = ocp.args.Composite(note=ocp.args.JsonRestore())
+        return dict(self._manager.restore(self.latest, args=arguments)["note"])
+
     def restore(self, abstract: Any) -> tuple[Any, dict[str, Any]]:
         """The newest state, in the shapes and shardings of `abstract`, and its note.
 
         Raises ValueError when there is no checkpoint, or it is of another shape.
         """
-        step = self.latest
-        if step is None:
-            raise ValueError(f"{self.folder} holds no checkpoint to resume from")
-        note = self._manager.restore(step, args=ocp.args.Composite(note=ocp.args.JsonRestore()))
+        note = self.note()
         arguments = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-        return self._manager.restore(step, args=arguments)["state"], dict(note["note"])
+        return self._manager.restore(self.latest, args=arguments)["state"], note
 
 
 def abstract_like(state: Any) -> Any:

@@ -65,10 +65,13 @@ class Session(ABC):
         # placed, as a restored state is: one compilation for both
         self.state = jax.device_put(state, jax.devices()[0])
         self.step, self.tokens, seconds = 0, 0.0, 0.0
+        self.noted: dict[str, Any] = {}  # beside the newest checkpoint, if the run is resumed
         if resume:
+            # before the arrays, which may be of other shapes then
+            check_same_run(checkpoints.note()["fixed"], run)
             arrays, note = checkpoints.restore(abstract_like(vars(self.state)))
+            self.noted = note
             self.state = TrainState(**arrays)
-            check_same_run(note["fixed"], run)
             self.step, self.tokens, seconds = note["step"], note["tokens"], note["seconds"]
         self.log = RunLog(run.out / "train.jsonl", self.step)
         self.watch = Stopwatch(seconds)
@@ -185,8 +188,8 @@ def open_checkpoints(run: AnyRun, *, resume: bool) -> RunCheckpoints:
 def check_same_run(noted: Mapping[str, Any], run: AnyRun) -> None:
     """Raises ValueError when a checkpoint's note is not of this run."""
     for name, value in run.fixed.items():
-        if noted[name] != value:
-            raise ValueError(f"the run began with {name}={noted[name]}, not {value}")
+        if noted.get(name) != value:
+            raise ValueError(f"the run began with {name}={noted.get(name)}, not {value}")
 
 
 def means(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The command `minimax-serve`: `minimax-serve MODEL` serves, `minimax-serve bench` measures."""
+"""The command `minimax-serve`: `minimax-serve MODEL` serves, `minimax-serve bench` measures it,
+`minimax-serve profile` what its steps cost.
+"""
 
 import asyncio
 import os
@@ -13,6 +15,9 @@ from serving.bench.command import main as bench
 from serving.command.flags import PROGRAM, parse
 from serving.command.resolve import Machine, resolve
 from serving.command.run import ENDED_EARLY, serve
+from serving.profile_costs import main as profile
+
+OTHERS = {"bench": bench, "profile": profile}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -20,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fails, or an engine that does, is one sentence and 1.
     """
     arguments = sys.argv[1:] if arguments is None else [*arguments]
-    if arguments[:1] == ["bench"]:
-        bench(arguments[1:])
+    if arguments and arguments[0] in OTHERS:
+        OTHERS[arguments[0]](arguments[1:])
         return
     try:
         asked = parse(arguments)

@@ -30,6 +30,7 @@ DELAYS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # before the next start
 LEAVE_S = 1.0  # for the last bytes; by itself it would wait 3 s for load balancers
 LONG_S = 24 * 3600  # thoughts about a million tokens take their time
 MAX_LINE = 1 << 20
+KNOWN = "SECURITY POSTURE"
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARN": 30, "ERROR": 40}
 
 
@@ -130,10 +131,10 @@ class Gateway:
             if await asyncio.to_thread(self._probe.knows, list(self._workers.ports)):
                 return
             await asyncio.sleep(0.1)
-        ended = process.returncode is not None
-        reason = (
-            f"ended with code {process.returncode}" if ended else f"is silent for {READY_S:g} s"
-        )
+        reason = f"ended with code {process.returncode}"
+        if process.returncode is None:
+            reason = f"was silent for {READY_S:g} s"
+            process.kill()
         raise ValueError(f"the gateway on port {self._port} {reason}; its log is above")
 
     async def _keep_up(self) -> None:
@@ -236,8 +237,8 @@ def _log_line(line: str, most: int) -> None:
     except ValueError:
         LOG.debug("%s", line)  # its banner
         return
-    if "multimodal" in record.get("target", ""):
-        most = logging.DEBUG  # about images, which we refuse
+    if "multimodal" in record.get("target", "") or record.get("message", "").startswith(KNOWN):
+        most = logging.DEBUG  # about images, which we refuse, and what our listeners warn of
     known = {"timestamp", "level", "message", "target", "filename", "line_number"}
     more = " ".join(f"{name}={value}" for name, value in record.items() if name not in known)
     text = f"{record.get('message', '')} {more}".strip()

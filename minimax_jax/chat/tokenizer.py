@@ -27,6 +27,8 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._control_ids = {token.content: token_id for token_id, token in added.items()}
         self.control_tokens = ControlTokens(self._control_ids)
+        # Of them, those that a reader's text leaves out. M3's markers are not: parsers need them.
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         turn_end = backend.token_to_id(TURN_END)
         default = () if turn_end is None else (turn_end,)
         self.stop_ids: tuple[int, ...] = tuple(default if stop_ids is None else stop_ids)

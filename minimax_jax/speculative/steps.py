@@ -11,7 +11,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Int, UInt32
 
 from minimax_jax.cache import Cache
 from minimax_jax.drafter import Drafter
@@ -20,14 +20,11 @@ from minimax_jax.model import Model
 from minimax_jax.sampling import (
     History,
     SamplingState,
-    is_undecided,
     masked,
-    processed,
-    token_logprobs,
 )
-from minimax_jax.speculation import Drafts, Target, Uniforms, Verdict, distribution, verify
 from minimax_jax.speculative.commit import Anchors, Committed, commit
 from minimax_jax.speculative.drafting import DraftMethod, Proposal, draft_sampling, inject, propose
+from minimax_jax.speculative.judge import MOST_VALUES, Judge
 from minimax_jax.speculative.verify_rows import VerifyRows, fitting_widths, verify_rows
 from minimax_jax.steps import DecodeState, Fetched, Generated, lengthened, next_token
 
@@ -58,12 +55,14 @@ class Speculated:
 @dataclass(frozen=True, kw_only=True)
 class SpeculationOptions:
     """What a program is compiled for. `rows` is how many tokens the target runs in a step, at least
-    one a sequence; `method` is how drafts are drawn.
+    one a sequence; `method` is how drafts are drawn; `most_values` bounds tables of rows times
+    vocabulary (see `judge`).
     """
 
     rows: int
     method: DraftMethod = "probabilistic"
     top_logprobs: int = 0
+    most_values: int = MOST_VALUES
 
 
 @partial(jax.jit, static_argnames=("options",))
@@ -120,20 +119,29 @@ def speculate(
     hidden, verified, taps = model.hidden(batch, cache.layout, cache, adapter, taps=layers)
     assert verified is not None
     raw = model.logits(hidden.reshape(options.rows, -1), adapter)
-    raw = masked(raw, _of_rows(allowed, rows))
-    logits = _processed(raw, rows, state, sampling)
-    verdict = _verdict(logits, rows, widths, state, sampling, options.method)
-    broken = anchors.running & _broken(is_undecided(raw, logits), rows, verdict)
+    drawn = draft_sampling(sampling, options.method)
+    judge = Judge(
+        raw=masked(raw, _of_rows(allowed, rows)),
+        rows=rows,
+        proposal=state.proposal,
+        anchors=anchors.positions,
+        history=state.history,
+        sampling=sampling,
+        drawn=drawn,
+        most_values=options.most_values,
+    )
+    verdict, spoiled = judge.verdict(widths)
+    broken = anchors.running & spoiled
     committed = commit(drafts, verdict, anchors.running & ~broken, sampling.stop_ids)
     kept = rows.at(anchors.positions, committed.keeps(rows)).reshape(batch.positions.shape)
     cache = inject(drafter, verified, taps, replace(batch, positions=kept))
-    drawn, newest = draft_sampling(sampling, options.method), committed.anchors(anchors)
+    newest = committed.anchors(anchors)
     after = SpeculationState(
         anchors=newest,
         proposal=_proposed(model, drafter, cache, block_table, newest, drawn),
         history=lengthened(state.history, committed.tokens),
     )
-    generated = _report(raw, rows, committed, broken, options.top_logprobs)
+    generated = _report(judge, committed, broken, options.top_logprobs)
     return cache, after, Speculated(generated=generated, tested=widths, accepted=committed.accepted)
 
 
@@ -151,44 +159,11 @@ def _of_rows(
     return None if allowed is None else allowed[rows.sequences, jnp.maximum(rows.offsets, 0)]
 
 
-def _processed(
-    logits: Float[Array, "M V"], rows: VerifyRows, state: SpeculationState, sampling: SamplingState
-) -> Float[Array, "M V"]:
-    """Each row's logits, processed as those of the token after its drafts."""
-    sequences, history = rows.sequences, None
-    if state.history is not None:
-        drafts = state.proposal.tokens[sequences]
-        before = jnp.arange(drafts.shape[1]) < rows.offsets[:, None]
-        history = state.history.at(sequences).then(jnp.where(before, drafts, -1))
-    positions = state.anchors.positions[sequences] + rows.offsets + 1
-    return processed(logits, sampling.at(sequences), positions, history)
-
-
-def _verdict(
-    logits, rows: VerifyRows, widths, state: SpeculationState, sampling, method: DraftMethod
-) -> Verdict:
-    """The law, for each row in its sequence's own way of sampling and drafting."""
-    B, T, V = state.proposal.logits.shape
-    drawn = draft_sampling(sampling, method).at(jnp.repeat(jnp.arange(B), T))
-    p = distribution(logits, sampling.at(rows.sequences))
-    q = distribution(state.proposal.logits.reshape(B * T, V), drawn).reshape(B, T, V)
-    return verify(
-        Target(probabilities=p, first=rows.first),
-        Drafts(tokens=state.proposal.tokens, probabilities=q, widths=widths),
-        Uniforms.of(sampling, state.anchors.positions, T),
-    )
-
-
-def _broken(undecided_M, rows: VerifyRows, verdict: Verdict) -> Bool[Array, "B"]:
-    """Where a row that decided has no best token."""
-    decided = (rows.offsets >= 0) & (rows.offsets <= verdict.accepted[rows.sequences])
-    return jnp.zeros(len(rows.first), bool).at[rows.sequences].max(undecided_M & decided)
-
-
-def _report(raw, rows: VerifyRows, committed: Committed, broken, top: int) -> Generated:
+def _report(judge: Judge, committed: Committed, broken, top: int) -> Generated:
     """Log-probabilities of the committed tokens, each from the row before it."""
+    rows = judge.rows
     tokens = committed.tokens[rows.sequences, jnp.maximum(rows.offsets, 0)]
-    logprobs = token_logprobs(raw, tokens, top)
+    logprobs = judge.logprobs(tokens, top)
     columns = jnp.arange(committed.tokens.shape[1])
     before = rows.first[:, None] + columns  # [B, places]
     return Generated(

@@ -3,10 +3,10 @@
 A lane (g, t) = (lane / 4, lane % 4) reads 16 bytes of token row 8 i + g, the 32 dimensions from
 32 t, and the two scales of these: decoded, they are the A operand of a tile of 16 tokens. The
 contraction's order is free, so the queries are permuted, not the keys. Both ways of multiplying
-give a (64, N) array in `Layout.WGMMA`: warp w's 16 rows belong to its page.
+give the maximum over the tiles as `query_rows` packs it, warp w's of its page.
 
-* `few`, N <= 16: each warp by itself, mma.m16n8k16, queries in registers.
-* `many`: the four warps together, wgmma, queries in shared memory, some tiles in flight.
+* `Few`, N <= 16: each warp by itself, mma.m16n8k16, queries in registers.
+* `Many`: the four warps together, wgmma, queries in shared memory, some tiles in flight.
 """
 
 from typing import Any
@@ -14,17 +14,16 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array
 
 from pallas_kernels import lanes, nvfp4_lanes
-from pallas_kernels.block_select.query_rows import place_rows
+from pallas_kernels.block_select.query_rows import fold, pack, packed_type, place_rows, unpack
 from pallas_kernels.lanes import REF, SCALAR, Word
 
 CODE_BYTES, PAGE_BYTES = 8192, 9216
 TILES = 8  # of 16 tokens
 _WGMMA = plgpu.Layout.WGMMA
 _SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-_FLIGHT = {32: 2, 64: 2, 128: 1}  # tiles of `many` at once, by N: as many as registers allow
+_FLIGHT = {32: 4, 64: 2, 128: 1}  # tiles of `Many` at once, by N: as many as registers allow
 
 
 class Few:
@@ -36,7 +35,7 @@ class Few:
         return plgpu.SMEM((num_rows // 8, 4, 32, 8), jnp.float16)
 
     @staticmethod
-    def load(q: Any, queries: Any, num_rows: int, start: Array, end: Array) -> None:
+    def load(q: Any, queries: Any, num_rows: int, start: Any, end: Any) -> None:
         """Brings an item's rows there."""
 
         @lanes.code(REF, REF, SCALAR, SCALAR)
@@ -54,24 +53,18 @@ class Few:
         load(q, queries, start, end)
 
     @staticmethod
-    def best(pages: Any, queries: Any, num_rows: int) -> Array:
+    def best(pages: Any, queries: Any, num_rows: int) -> Any:
         """The maximum over eight tiles."""
 
-        @lanes.code(REF, REF, returns=_sums(num_rows))
+        @lanes.code(REF, REF, returns=packed_type(num_rows))
         def best(_, pages, queries):
-            page, from_ = lanes.address(pages, lanes.warp() * PAGE_BYTES), lanes.address(queries)
-            b = [
-                [
-                    lanes.load_words(from_, (lanes.lane() << 4) + (2048 * n + 512 * w), 4)
-                    for w in range(4)
-                ]
-                for n in range(num_rows // 8)
-            ]
-            found = _multiply(page, 0, b)
-            for tile in range(1, TILES):
-                more = _multiply(page, tile, b)
-                found = [list(map(lanes.maximum, x, y)) for x, y in zip(found, more, strict=True)]
-            return lanes.array_of(found)
+            page, rows = lanes.address(pages, lanes.warp() * PAGE_BYTES), lanes.address(queries)
+            b = [[_words(rows, n, w) for w in range(4)] for n in range(num_rows // 8)]
+            found = None
+            for tile in range(TILES):
+                found = fold(_multiply(page, tile, b), found)
+            assert found is not None
+            return pack(found)
 
         return best(pages, queries)
 
@@ -87,7 +80,7 @@ class Many:
         return plgpu.SMEM((2, num_rows, 64), jnp.float16, transforms=_SWIZZLED)
 
     @staticmethod
-    def load(q: Any, queries: Any, num_rows: int, start: Array, end: Array) -> None:
+    def load(q: Any, queries: Any, num_rows: int, start: Any, end: Any) -> None:
         """Brings an item's rows there."""
 
         @lanes.code(REF, plgpu.RefType(_SWIZZLED), SCALAR, SCALAR)
@@ -107,9 +100,10 @@ class Many:
         load(q, queries, start, end)
 
     @staticmethod
-    def best(pages: Any, queries: Any, num_rows: int) -> Array:
+    def best(pages: Any, queries: Any, num_rows: int) -> Any:
         """The maximum over eight tiles."""
-        flight, found = _FLIGHT[num_rows], None
+        flight = _FLIGHT[num_rows]
+        found: list[Any] = []
         for first in range(0, TILES, flight):
 
             def products(*sums, first=first):
@@ -120,9 +114,13 @@ class Many:
 
             sums = plgpu.ACC((64, num_rows), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
             for part in pl.run_scoped(products, *[sums] * flight):
-                found = part if found is None else _maximum(num_rows, found, part)
-        assert found is not None
-        return found
+                found = [_fold(num_rows, part, *found)]
+        return found[0]
+
+
+def _words(rows: Any, group: int, w: int) -> list[Word]:
+    """The four pairs of word w of this lane's query, of 8 g .. 8 g + 7."""
+    return lanes.load_words(rows, (lanes.lane() << 4) + (2048 * group + 512 * w), 4)
 
 
 def _decoded(page: Any, tile: int) -> list[list[list[Word]]]:
@@ -151,7 +149,7 @@ def _multiply(page: Any, tile: int, b: list[list[list[Word]]]) -> list[list[Any]
     return sums
 
 
-def _operands(tile: int, pages: Any) -> tuple[Array, Array]:
+def _operands(tile: int, pages: Any) -> tuple[Any, Any]:
     """A tile of each warp's page as two A operands (64, 64): codes of words 0, 1 and of 2, 3."""
     half = plgpu.ShapeDtypeStruct((64, 64), jnp.float16, layout=_WGMMA)
 
@@ -164,16 +162,12 @@ def _operands(tile: int, pages: Any) -> tuple[Array, Array]:
     return decode(pages)
 
 
-def _maximum(num_rows: int, x: Array, y: Array) -> Array:
-    """Elementwise; a NaN loses to every number, as in the reference."""
+def _fold(num_rows: int, sums: Any, *found: Any) -> Any:
+    """The maximum of a tile and of what was found before, if anything was."""
 
-    @lanes.code(_WGMMA, _WGMMA, returns=_sums(num_rows))
-    def maximum(_, x, y):
-        pairs = zip(lanes.tiles_of(x), lanes.tiles_of(y), strict=True)
-        return lanes.array_of([list(map(lanes.maximum, one, other)) for one, other in pairs])
+    @lanes.code(_WGMMA, *[_WGMMA] * len(found), returns=packed_type(num_rows))
+    def folded(_, sums, *found):
+        before = unpack(found[0], num_rows) if found else None
+        return pack(fold(lanes.tiles_of(sums), before))
 
-    return maximum(x, y)
-
-
-def _sums(num_rows: int) -> Any:
-    return plgpu.ShapeDtypeStruct((64, num_rows), jnp.float32, layout=_WGMMA)
+    return folded(sums, *found)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import lanes
 from pallas_kernels.lanes import Real, Word, word
@@ -38,14 +39,35 @@ def place_rows(
         place(row + more, chunk, pairs)
 
 
-def store_maxima(best: Any, scores: Any, first_row: Word, width: int, column: Word) -> None:
-    """Writes each row's maximum over the 16 tokens of this warp to scores [row, column].
-
-    `best` is (64, N) in `Layout.WGMMA`: a lane has rows 8 i + 2 t and the next one of queries, for
-    tokens g and g + 8.
+def fold(tiles: list[list[Real]], found: list[Real] | None = None) -> list[Real]:
+    """The maximum over a lane's two tokens (g, g + 8) of a product's tiles, and over `found`: for
+    each 8 query rows, those of rows 2 t and 2 t + 1. A NaN loses to every number, as in the
+    reference.
     """
-    values = [lanes.maximum(tile[c], tile[c + 2]) for tile in lanes.tiles_of(best) for c in (0, 1)]
-    first, values = _reduce(values)
+    values = [lanes.maximum(tile[c], tile[c + 2]) for tile in tiles for c in (0, 1)]
+    return values if found is None else list(map(lanes.maximum, values, found))
+
+
+def pack(values: list[Real]) -> Any:
+    """N / 4 values a lane as the array of `packed_type`."""
+    values = values * (-(-4 // len(values)))
+    return lanes.array_of([values[i : i + 4] for i in range(0, len(values), 4)])
+
+
+def unpack(array: Any, num_rows: int) -> list[Real]:
+    """The inverse of `pack`."""
+    return [value for tile in lanes.tiles_of(array) for value in tile][: num_rows // 4]
+
+
+def packed_type(num_rows: int) -> Any:
+    """An array with as many registers, since kernels pass arrays."""
+    shape = (64, max(8, num_rows // 2))
+    return plgpu.ShapeDtypeStruct(shape, jnp.float32, layout=plgpu.Layout.WGMMA)
+
+
+def store_maxima(best: list[Real], scores: Any, first_row: Word, width: int, column: Word) -> None:
+    """Writes each row's maximum over the 16 tokens of this warp's tiles to scores [row, column]."""
+    first, values = _reduce(best)
     row = first_row + ((lanes.lane() & 3) << 1)
     for i, value in enumerate(values):
         index = first + i

@@ -14,6 +14,7 @@ undefined): the newest block is always chosen, so no page needs a causal mask.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from jaxtyping import Array, Float, Int, UInt8
 
 from pallas_kernels import lanes
 from pallas_kernels.block_select.page_tiles import Few, Many
-from pallas_kernels.block_select.query_rows import store_maxima
+from pallas_kernels.block_select.query_rows import store_maxima, unpack
 from pallas_kernels.block_select.schedule import (
     IDS,
     ITEM,
@@ -115,20 +116,20 @@ def _program(tiles, num_rows, q, pool, line, counts, entries, scores, pages, que
     lax.fori_loop(0, steps, score, (jnp.int32(-1), page_ids(STAGES)))
 
 
-def _rows_of(item: Array, rows: int, num_rows: int) -> tuple[Array, Array]:
+def _rows_of(item: Any, rows: int, num_rows: int) -> tuple[Any, Any]:
     """An item's first row, and the end of its sequence, in the rows of all sequences."""
     items = items_of_sequence(rows)
     sequence = item // items if items > 1 else item
     return sequence * rows + (item - sequence * items) * num_rows, (sequence + 1) * rows
 
 
-def _store(best: Array, scores, item: Array, page: Array) -> None:
+def _store(best: Any, scores: Any, item: Any, page: Any) -> None:
     _, num_rows, width = scores.shape
 
     @lanes.code(plgpu.Layout.WGMMA, REF, SCALAR, SCALAR)
     def store(_, best, scores, item, page):
         row, column = lanes.scalar(item) * num_rows, lanes.scalar(page) + lanes.warp()
-        store_maxima(best, scores, row, width, column)
+        store_maxima(unpack(best, num_rows), scores, row, width, column)
 
     store(best, scores, item, page)
 

@@ -68,7 +68,7 @@ def top_blocks(
 
 
 def _found_entries(width: int, team: int, top_k: int) -> int:
-    """Entries that reach the bound: all of C lanes at most; and three that are read past the end."""
+    """Room for what reaches the bound, all of C lanes at most, and is read past the end."""
     rounds = -(-width // (team * _PART))
     return top_k * rounds * _PART + 4
 

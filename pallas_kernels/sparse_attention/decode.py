@@ -13,6 +13,7 @@ Memory: 18,432 bytes a chosen block and KV head, 8 KB of queries and results, no
 """
 
 import functools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import lanes
+from pallas_kernels.dispatch import refuse_device
 from pallas_kernels.layouts.pages import Pages, Source
 from pallas_kernels.nvfp4_lanes import DECODED
 from pallas_kernels.sparse_attention import merge, nvfp4_page
@@ -30,15 +32,19 @@ PART = 4  # pages
 _HEADS, _WIDTH, _BLOCK = 16, 128, 128
 CODE_LINES, SCALE_LINES = 64, 8  # of one head
 _LOG2E = 1.4426950408889634
-_MIN_CTAS = 256  # two for each of an H200's 132 multiprocessors, nearly
+_MULTIPROCESSORS = 132  # of an H200
+_MIN_CTAS = 256  # nearly two for each
+_TEAMS = 4
 _SLACK = 8.0  # a maximum is followed once it grows 2^8: float16 weights stay below 256
 _ROW = plgpu.Layout.WGMMA.reduce(1)
 _SWIZZLED = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
-_REF, _CODES, _INT = plgpu.RefType(), plgpu.RefType(_SWIZZLED), plgpu.Layout.WG_SPLAT(())
+_REF, _CODES, _INT = lanes.REF, plgpu.RefType(_SWIZZLED), lanes.SCALAR
 
 
 def refuse(q, k, v, block_ids, block_table, positions, *, scale) -> str | None:
     """A sentence for what this kernel does not do."""
+    if reason := refuse_device():
+        return reason
     for source in (k, v):
         if not isinstance(source, Pages) or source.component.format != "nvfp4":
             return "keys and values are not NVFP4 pages"
@@ -46,6 +52,8 @@ def refuse(q, k, v, block_ids, block_table, positions, *, scale) -> str | None:
             return f"cache compute {source.compute!r} is not 'exact'"
         if (source.block_size, source.component.width) != (_BLOCK, _WIDTH):
             return f"pages of {source.block_size} x {source.component.width}, not 128 x 128"
+        if source.pool.shape[1] % 8:
+            return f"rows of {source.pool.shape[1]} lines, not whole tiles of 8"
     if q.dtype != jnp.bfloat16:
         return f"queries are {q.dtype}, not bfloat16"
     if q.shape[2] != _HEADS * k.num_heads:
@@ -77,15 +85,17 @@ def sparse_attention(
     units = B * T * k.num_heads
     parts = _parts(block_ids.shape[-1])
     assert parts is not None
-    together = _parts_of_cta(units, parts)
+    plan = _Plan.of(units, parts)
     kernel = plgpu.kernel(
-        functools.partial(_attend, together=together, scale=scale),
+        functools.partial(_attend, plan=plan, units=units, scale=scale),
         out_type=shapes,
-        grid=(units,),
-        grid_names=("unit",),
-        cluster=(parts // together,),
+        grid=(-(-units // plan.teams),),
+        grid_names=("cluster",),
+        cluster=(plan.parts // plan.together,),
         cluster_names=("rank",),
-        scratch_types=_scratch(together),
+        num_threads=plan.teams,
+        thread_name="team",
+        scratch_types=_scratch(plan),
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
         ),
@@ -98,66 +108,93 @@ def _parts(chosen: int) -> int | None:
     return next((n for n in (1, 2, 4, 8) if n * PART >= chosen), None)
 
 
-def _parts_of_cta(units: int, parts: int) -> int:
-    """How many parts a CTA takes: as many as leave `_MIN_CTAS` CTAs, a power of two."""
-    together = 1
-    while together < parts and units * parts >= 2 * together * _MIN_CTAS:
-        together *= 2
-    return together
+@dataclass(frozen=True)
+class _Plan:
+    """How a unit's parts are spread; what is added to what does not depend on it."""
+
+    parts: int  # of a unit
+    together: int  # of these, what one warpgroup takes, one after the other
+    teams: int  # warpgroups of a CTA, each with units of its own
+
+    @classmethod
+    def of(cls, units: int, parts: int) -> "_Plan":
+        """As many parts together as leave `_MIN_CTAS` CTAs. Where whole units fill the device,
+        four warpgroups in a CTA: the compiler then keeps to 128 registers, so that 16 warps are
+        resident and not 12.
+        """
+        if units >= _TEAMS * _MULTIPROCESSORS:
+            return cls(parts=parts, together=parts, teams=_TEAMS)
+        together = 1
+        while together < parts and units * parts >= 2 * together * _MIN_CTAS:
+            together *= 2
+        return cls(parts=parts, together=together, teams=1)
+
+    @property
+    def ring(self) -> int:
+        """Pages in flight for a warpgroup: two where shared memory is for four of them."""
+        return PART if self.teams == 1 else 2
+
+    @property
+    def pages(self) -> int:
+        """Pages that a warpgroup takes."""
+        return self.together * PART
 
 
-def _ring(together: int) -> int:
-    """Pages in flight: all of a CTA's where it has one part; else two, which leave room for three
-    CTAs on a multiprocessor.
-    """
-    return PART if together == 1 else 2
-
-
-def _scratch(together: int) -> tuple:
-    ring = _ring(together)
+def _scratch(plan: _Plan) -> tuple:
+    """The queries lie where the last part's result will."""
+    pages = plan.teams * 2 * plan.ring
     return (
-        plgpu.SMEM((2 * ring, CODE_LINES, 128), jnp.uint8, transforms=_SWIZZLED),
-        plgpu.SMEM((2 * ring, SCALE_LINES, 128), jnp.uint8),
-        plgpu.SMEM((_HEADS * _WIDTH,), jnp.float16),
-        plgpu.SMEM((2 * PART * together,), jnp.int32),
-        plgpu.SMEM((merge.ROWS_BYTES,), jnp.uint8),
-        plgpu.SMEM((together * merge.PART_BYTES,), jnp.uint8),
-        plgpu.Barrier(num_arrivals=2, num_barriers=2 * ring),
+        plgpu.SMEM((pages, CODE_LINES, 128), jnp.uint8, transforms=_SWIZZLED),
+        plgpu.SMEM((pages, SCALE_LINES, 128), jnp.uint8),
+        plgpu.SMEM((plan.teams, 2 * plan.pages), jnp.int32),
+        plgpu.SMEM((plan.teams, merge.ROWS_BYTES), jnp.uint8),
+        plgpu.SMEM((plan.teams, plan.together * merge.PART_BYTES), jnp.uint8),
+        plgpu.Barrier(num_arrivals=2, num_barriers=pages),
     )
 
 
 def _attend(
     q, ids, table, positions, k_line, v_line, pool, out, lse,
-    codes, scales, queries, places, rows, parts, there,
-    *, together: int, scale: float,
+    all_codes, all_scales, all_places, all_rows, all_parts, all_there,
+    *, plan: _Plan, units: int, scale: float,
 ):  # fmt: skip
-    """`codes`, `scales` and `there` hold the keys of the ring's pages, then the values; `places`
-    (page, tokens seen of it) of all blocks of this CTA.
+    """A team's `codes`, `scales` and `there` hold the keys of its ring, then the values; `places`
+    (page, tokens seen of it) of all of its blocks.
     """
     T, K, C = ids.shape[1:]
-    ring, pages = _ring(together), together * PART
-    unit, rank = lax.axis_index("unit"), lax.axis_index("rank")
+    ring = plan.ring
+    team, rank = lax.axis_index("team"), lax.axis_index("rank")
+    unit = jnp.minimum(lax.axis_index("cluster") * plan.teams + team, units - 1)
     tile, query, head = unit // (T * K), lax.rem(unit // K, T), lax.rem(unit, K)
-    _place(table.shape[1], C, together)(
-        ids.at[tile, query, head], table.at[tile], positions.at[tile], query, rank, places
-    )
+    places, rows, parts = (x.at[team] for x in (all_places, all_rows, all_parts))
 
-    def start(i):
-        """Copies the CTA's i-th page to its place in the ring."""
-        for kind, line in enumerate((k_line[0], v_line[0])):
-            n = kind * ring + lax.rem(i, ring)
-            fetch(pool, places[2 * i], line, head, K, codes.at[n], scales.at[n], there.at[n])
+    def page_of(i, kind):
+        """Codes, scales and barrier of the i-th page's keys (0) or values (1)."""
+        n = team * (2 * ring) + kind * ring + lax.rem(i, ring)
+        return all_codes.at[n], all_scales.at[n], all_there.at[n]
+
+    def start(*pages):
+        """Copies pages to their places in the ring."""
+
+        @plgpu.warp_map
+        def _(warp):
+            @pl.when(warp == 0)
+            def _():
+                for i in pages:
+                    for kind, line in enumerate((k_line[0], v_line[0])):
+                        fetch(pool, places[2 * i], line, head, K, *page_of(i, kind))
 
     def add_page(i, state):
-        limit, n = places[2 * i + 1], lax.rem(i, ring)
-        plgpu.barrier_wait(there.at[n])
-        s = _scores(queries, codes.at[n], scales.at[n], limit)
+        limit = places[2 * i + 1]
+        codes, scales, there = page_of(i, 0)
+        plgpu.barrier_wait(there)
+        s = _scores(plan)(parts, codes, scales, limit)
         weights, (sums, tops, totals) = _softmax(s * (scale * _LOG2E * DECODED), state)
-        n += ring
-        plgpu.barrier_wait(there.at[n])
-        state = _add(sums, weights, codes.at[n], scales.at[n], limit), tops, totals
+        codes, scales, there = page_of(i, 1)
+        plgpu.barrier_wait(there)
+        state = _add(sums, weights, codes, scales, limit), tops, totals
 
-        @pl.when((lax.rem(i, PART) < PART - 2) & (i + ring < pages))
+        @pl.when((lax.rem(i, PART) < PART - 2) & (i + ring < plan.pages))
         def _():
             plgpu.commit_smem()  # all warps are done with the page
             start(i + ring)
@@ -170,20 +207,22 @@ def _attend(
         totals = plgpu.layout_cast(jnp.zeros((64,), jnp.float32), _ROW)
         end = (part + 1) * PART
         state = lax.fori_loop(part * PART, end, add_page, (sums, tops, totals))
-        _merge_warps(ring)(*state, codes, rows, parts, part)
+        ring_codes = all_codes.at[pl.ds(team * (2 * ring), 2 * ring)]
+        _merge_warps(ring)(*state, ring_codes, rows, parts, part)
 
-        @pl.when(part + 1 < together)
+        @pl.when(part + 1 < plan.together)
         def _():  # the last two pages of a part lend their memory to its end
             plgpu.commit_smem()
-            start(end - 2 + ring)
-            start(end - 1 + ring)
+            start(end - 2 + ring, end - 1 + ring)
 
-    for i in range(ring):
-        start(jnp.int32(i))
-    _load_queries(q.at[tile, query, pl.ds(head * _HEADS, _HEADS)], queries)
-    lax.fori_loop(0, together, add_part, None)
+    _place(table.shape[1], C, plan)(
+        ids.at[tile, query, head], table.at[tile], positions.at[tile], query, rank, places
+    )
+    start(*(jnp.int32(i) for i in range(ring)))
+    _load_queries(plan)(q.at[tile, query, pl.ds(head * _HEADS, _HEADS)], parts)
+    lax.fori_loop(0, plan.together, add_part, None)
     heads = pl.ds(head * _HEADS, _HEADS)
-    finish = _merge_parts(_parts(C), together)
+    finish = _merge_parts(plan)
     finish(parts, rank, out.at[tile, query, heads], lse.at[tile, query, heads])
 
 
@@ -211,48 +250,62 @@ def _array(shape, dtype=jnp.float32):
     return plgpu.ShapeDtypeStruct(shape, dtype, layout=plgpu.Layout.WGMMA)
 
 
-@plgpu.inline_mgpu(arg_types=(_REF, _REF))
-def _load_queries(_, q, queries):
-    nvfp4_page.query_fragments(lanes.address(q), _WIDTH * 2, lanes.address(queries))
-    lanes.sync_warpgroup()
+def _queries_byte(plan: _Plan) -> int:
+    """Where the queries lie in a team's parts."""
+    assert merge.PART_BYTES >= 2 * _HEADS * _WIDTH
+    return (plan.together - 1) * merge.PART_BYTES
 
 
-@plgpu.inline_mgpu(arg_types=(_REF, _CODES, _REF, _INT), return_type=_array((64, 32)))
-def _scores(_, queries, codes, scales, limit):
-    at = (lanes.address(x) for x in (queries, codes, scales))
-    return nvfp4_page.scores(*at, lanes.scalar(limit))
+def _load_queries(plan: _Plan):
+    @lanes.code(_REF, _REF)
+    def load(_, q, parts):
+        to = lanes.address(parts, _queries_byte(plan))
+        nvfp4_page.query_fragments(lanes.address(q), _WIDTH * 2, to)
+        lanes.sync_warpgroup()
+
+    return load
 
 
-@plgpu.inline_mgpu(
-    arg_types=(plgpu.Layout.WGMMA, plgpu.Layout.WGMMA, _CODES, _REF, _INT),
-    return_type=_array((64, _WIDTH)),
+def _scores(plan: _Plan):
+    @lanes.code(_REF, _CODES, _REF, _INT, returns=_array((64, 32)))
+    def run(_, parts, codes, scales, limit):
+        queries = lanes.address(parts, _queries_byte(plan))
+        codes, scales = lanes.address(codes), lanes.address(scales)
+        return nvfp4_page.scores(queries, codes, scales, lanes.scalar(limit))
+
+    return run
+
+
+@lanes.code(
+    plgpu.Layout.WGMMA, plgpu.Layout.WGMMA, _CODES, _REF, _INT, returns=_array((64, _WIDTH))
 )
 def _add(_, sums, weights, codes, scales, limit):
-    at = (lanes.address(x) for x in (codes, scales))
-    return nvfp4_page.add_values(sums, weights, *at, lanes.scalar(limit))
+    codes, scales = lanes.address(codes), lanes.address(scales)
+    return nvfp4_page.add_values(sums, weights, codes, scales, lanes.scalar(limit))
 
 
-@plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, _ROW), return_type=_array((64, _WIDTH)))
+@lanes.code(plgpu.Layout.WGMMA, _ROW, returns=_array((64, _WIDTH)))
 def _rescale(_, sums, factors):
     """Skipped by a warp whose maxima stayed."""
     return nvfp4_page.rescale(sums, factors)
 
 
-def _place(num_blocks: int, chosen: int, together: int):
+def _place(num_blocks: int, chosen: int, plan: _Plan):
     """(page, tokens seen) of each block that this CTA takes, (0, 0) where there is none: one a
     thread, so that all are looked up at once.
     """
 
-    @plgpu.inline_mgpu(arg_types=(_REF, _REF, _REF, _INT, _INT, _REF))
+    @lanes.code(_REF, _REF, _REF, _INT, _INT, _REF)
     def place(_, ids, table, positions, query, rank, places):
         i = lanes.thread()
-        slot = i + lanes.scalar(rank) * (PART * together)
+        slot = i + lanes.scalar(rank) * plan.pages
 
         def write():
             inside = slot.below(chosen)
             at = lanes.select(inside, slot, lanes.word(0)) << 2
             block = lanes.load_words(lanes.address(ids), at, 1)[0]
-            inside = lanes.both(inside, lanes.both(lanes.word(-1).below(block), block.below(num_blocks)))
+            known = lanes.both(lanes.word(-1).below(block), block.below(num_blocks))
+            inside = lanes.both(inside, known)
             block = lanes.select(inside, block, lanes.word(0))
             page = lanes.load_words(lanes.address(table), block << 2, 1)[0]
             position = lanes.load_words(lanes.address(positions), lanes.scalar(query) << 2, 1)[0]
@@ -262,7 +315,7 @@ def _place(num_blocks: int, chosen: int, together: int):
             pair = [lanes.select(inside, page, nothing), lanes.select(inside, seen, nothing)]
             lanes.store_words(lanes.address(places), i << 3, pair)
 
-        lanes.when(i.below(PART * together), write)
+        lanes.when(i.below(plan.pages), write)
         lanes.sync_warpgroup()
 
     return place
@@ -271,7 +324,7 @@ def _place(num_blocks: int, chosen: int, together: int):
 def _merge_warps(ring: int):
     """The places of a part's last two pages, keys and values, are the spare memory."""
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.Layout.WGMMA, _ROW, _ROW, _CODES, _REF, _REF, _INT))
+    @lanes.code(plgpu.Layout.WGMMA, _ROW, _ROW, _CODES, _REF, _REF, _INT)
     def run(_, sums, tops, totals, codes, rows, parts, part):
         assert CODE_LINES * 128 == merge.WARP_BYTES and PART % ring == 0
         pages = (ring - 2, ring - 1, 2 * ring - 2, 2 * ring - 1)
@@ -282,15 +335,15 @@ def _merge_warps(ring: int):
     return run
 
 
-def _merge_parts(count: int, together: int):
-    @plgpu.inline_mgpu(arg_types=(_REF, _INT, _REF, _REF))
+def _merge_parts(plan: _Plan):
+    @lanes.code(_REF, _INT, _REF, _REF)
     def run(_, parts, rank, out, lse):
-        ctas = count // together
+        ctas = plan.parts // plan.together
         base = lanes.address(parts)
         sync = lanes.sync_cluster if ctas > 1 else lanes.sync_warpgroup
         sync()
         bases = [lanes.in_cluster(base, i) for i in range(ctas)] if ctas > 1 else [base]
-        all_parts = [lanes.at(x, i * merge.PART_BYTES) for x in bases for i in range(together)]
+        all_parts = [lanes.at(x, i * merge.PART_BYTES) for x in bases for i in range(plan.together)]
         tiles = 16 // ctas  # of this CTA
         to = lanes.address(out), lanes.address(lse)
 

@@ -10,7 +10,15 @@ of its own softmax.
 from typing import Any
 
 from pallas_kernels import lanes
-from pallas_kernels.lanes import Real, Word, load_reals, load_words, real, reals_of_half2, store_reals
+from pallas_kernels.lanes import (
+    Real,
+    Word,
+    load_reals,
+    load_words,
+    real,
+    reals_of_half2,
+    store_reals,
+)
 
 _LN2 = 0.6931471805599453
 WARP_BYTES = 16 * 32 * 16  # one warp's sums: [16 column tiles][32 lanes][4 float32]
@@ -47,9 +55,7 @@ def merge_warps(sums: Any, tops: Any, totals: Any, spare: list[Any], rows: Any, 
         lanes.store_words(part, place << 3, words)
 
 
-def merge_parts(
-    parts: list[Any], first: Word, tiles: int, unit: float, out: Any, lse: Any
-) -> None:
+def merge_parts(parts: list[Any], first: Word, tiles: int, unit: float, out: Any, lse: Any) -> None:
     """Writes `tiles` column tiles, from the `first` on, of softmax(x) @ v as 16 bfloat16 rows of
     128 at `out`, and log-sum-exp at `lse`. Values are multiplied by `unit`; dimension 16 n + j is
     in column 8 j + n.
@@ -66,7 +72,9 @@ def merge_parts(
     for i in range(max(1, tiles // 4)):
         tile = first + lanes.warp() + 4 * i
         at = (tile * 32 + lanes.lane()) << 3
-        pieces = [[x for word in load_words(part, at, 2) for x in reals_of_half2(word)] for part in parts]
+        pieces = [
+            [x for word in load_words(part, at, 2) for x in reals_of_half2(word)] for part in parts
+        ]
         values = _weighted(pieces, weights)
         for half in (0, 1):
             for n in (0, 1):

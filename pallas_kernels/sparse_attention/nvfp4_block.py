@@ -46,8 +46,7 @@ def _decode_row(
         piece = (((token & 1) << 2) + w) ^ (line & 7)
         raw = load_words(codes, (line << 7) + (piece << 4), 4)
         pieces = [
-            [multiply_half2(x, steps[2 * w + t // 2]) for x in code_pairs(raw[t])]
-            for t in range(4)
+            [multiply_half2(x, steps[2 * w + t // 2]) for x in code_pairs(raw[t])] for t in range(4)
         ]
         for i in range(4):
             lanes.store_words(to, place(token, 4 * w + i), [pieces[t][i] for t in range(4)])

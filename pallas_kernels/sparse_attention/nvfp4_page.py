@@ -97,7 +97,7 @@ def add_values(sums: Any, weights: Any, codes: Any, scales: Any, limit: Word) ->
 
 
 def rescale(sums: Any, factors: Any) -> Any:
-    """`sums` (64, 128) times one factor (64,) a row; a warp whose factors are all 1 does nothing."""
+    """`sums` (64, 128) times one factor (64,) a row; nothing is done where a warp's are all 1."""
     tiles, (upper, lower) = lanes.tiles_of(sums), lanes.rows_of(factors)
     flat = [x for tile in tiles for x in tile]
     one = lanes.real(1.0)

@@ -14,7 +14,6 @@ which are read once more: what bounds it when blocks are independent. Partial re
 """
 
 import functools
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +27,7 @@ from pallas_kernels.lanes import Word
 from pallas_kernels.layouts.pages import Pages, Source
 from pallas_kernels.nvfp4_lanes import DECODED
 from pallas_kernels.sparse_attention import decode, nvfp4_block
+from pallas_kernels.sparse_attention.pairs import END, Pair, merge_slots
 
 PAIRS = 128  # of one program
 _HEADS, _WIDTH, _BLOCK = 16, 128, 128
@@ -35,12 +35,12 @@ _TOGETHER = 4  # pairs of one matrix product
 _MIN_QUERIES = 32  # of a tile; below it a page has too few queries to share
 _MAX_PARTIAL = 1 << 30
 _LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
-_END = 2**31 - 1
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = _WGMMA.reduce(1)
 _RAW = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
 _HALF = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-_REF, _INT = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())
+_REF, _INT = lanes.REF, lanes.SCALAR
+_ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 _FRAGMENT = plgpu.ShapeDtypeStruct((64, 64), jnp.float16, layout=_WGMMA)
 
 
@@ -48,9 +48,9 @@ def refuse(q, k, v, block_ids, block_table, positions, *, scale) -> str | None:
     """A sentence for what this kernel does not do, or does no better than `decode`."""
     if q.shape[1] < _MIN_QUERIES:
         return f"tiles of {q.shape[1]} queries, fewer than {_MIN_QUERIES}"
-    keys = block_table.shape[1] << _Pair.of(q.shape[1], block_ids.shape[-1]).bits
-    if keys >= _END:
-        return f"{block_table.shape[1]} blocks x {q.shape[1]} queries do not fit 31-bit sort keys"
+    pair = Pair.of(q.shape[1], block_ids.shape[-1])
+    if reason := pair.refuse(block_table.shape[1]):
+        return reason
     return decode.refuse(q, k, v, block_ids, block_table, positions, scale=scale)
 
 
@@ -67,8 +67,8 @@ def sparse_attention(
     """See the package."""
     assert isinstance(k, Pages) and isinstance(v, Pages)
     B, T, K, C = block_ids.shape
-    tile_bytes = T * K * C * _HEADS * _WIDTH * 2
-    tiles = max(n for n in range(1, B + 1) if B % n == 0 and n * tile_bytes <= _MAX_PARTIAL or n == 1)
+    most = max(1, _MAX_PARTIAL // (T * K * C * _HEADS * _WIDTH * 2))
+    tiles = next(n for n in range(min(B, most), 0, -1) if B % n == 0)
 
     def attend(some):
         q, ids, table, at = some
@@ -82,26 +82,14 @@ def sparse_attention(
     return out.reshape(q.shape), lse.reshape(B, T, -1)
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """How a sort key holds (block, query, slot), in this order from the top."""
-
-    slot_bits: int
-    bits: int  # of query and slot
-
-    @classmethod
-    def of(cls, queries: int, slots: int) -> "_Pair":
-        slot_bits = (slots - 1).bit_length()
-        return cls(slot_bits=slot_bits, bits=slot_bits + (queries - 1).bit_length())
-
-
 def _attend_group(q, k: Pages, v: Pages, block_ids, block_table, positions, scale: float):
     B, T, K, C = block_ids.shape
-    pair = _Pair.of(T, C)
+    pair = Pair.of(T, C)
     ids, table, at = (x.astype(jnp.int32) for x in (block_ids, block_table, positions))
     pages = table[jnp.arange(B)[:, None, None, None], jnp.maximum(ids, 0)]
     some = (ids >= 0) & (pages >= 0)
-    keys = _sorted_keys(ids, some, pair)
+    keys = pair.sort(ids.swapaxes(1, 2), some.swapaxes(1, 2)).reshape(B * K, T * C)
+    keys = jnp.pad(keys, ((0, 0), (0, -T * C % PAIRS)), constant_values=END)
     kernel = plgpu.kernel(
         functools.partial(_attend, pair=pair, scale=scale),
         out_type=(
@@ -118,28 +106,8 @@ def _attend_group(q, k: Pages, v: Pages, block_ids, block_table, positions, scal
     ends = jnp.max(at, axis=1) + 1
     lines = [jnp.asarray(x.line, jnp.int32).reshape(1) for x in (k, v)]
     out, lse = kernel(q, keys, table, at, ends, *lines, k.pool)
-    out, lse = _merge_slots(out, jnp.where(some[..., None], lse, -jnp.inf))
+    out, lse = merge_slots(out, jnp.where(some[..., None], lse, -jnp.inf))
     return out.reshape(q.shape).astype(q.dtype), lse.reshape(B, T, -1)
-
-
-def _sorted_keys(ids, some, pair: _Pair) -> Int[Array, "rows pairs"]:
-    """Per tile and KV head the keys of its pairs in order, padded to whole slices by `_END`."""
-    B, T, K, C = ids.shape
-    number = (jnp.arange(T) << pair.slot_bits)[:, None, None] | jnp.arange(C)
-    keys = jnp.where(some, (ids << pair.bits) | number, _END).swapaxes(1, 2).reshape(B * K, T * C)
-    padding = -T * C % PAIRS
-    return jnp.pad(jnp.sort(keys, axis=1), ((0, 0), (0, padding)), constant_values=_END)
-
-
-def _merge_slots(out, lse):
-    """The slots' partial results [.., C, 16, 128], [.., C, 16] -> one; unwritten ones have -inf."""
-    top = jnp.max(lse, axis=-2, keepdims=True)
-    weights = jnp.exp(lse - jnp.where(top == -jnp.inf, 0.0, top))  # [B, T, K, C, 16]
-    total = jnp.sum(weights, axis=-2)
-    weights = weights / jnp.where(total > 0, total, 1.0)[..., None, :]
-    values = jnp.where(weights[..., None] > 0, out.astype(jnp.float32), 0.0)
-    merged = jnp.sum(values * weights[..., None], axis=-3)
-    return merged, jnp.log(total) + jnp.where(total > 0, top[..., 0, :], 0.0)
 
 
 def _scratch() -> tuple:
@@ -158,7 +126,7 @@ def _scratch() -> tuple:
 def _attend(
     q, all_keys, table, positions, ends, k_line, v_line, pool, out, lse,
     raw, k_half, v_half, pairs, page_there, pairs_there,
-    *, pair: _Pair, scale: float,
+    *, pair: Pair, scale: float,
 ):  # fmt: skip
     K = out.shape[2]
     row = lax.axis_index("row")
@@ -168,11 +136,11 @@ def _attend(
     plgpu.barrier_wait(pairs_there)
 
     def fetch(i):
-        @pl.when((i < PAIRS) & (pairs[jnp.minimum(i, PAIRS - 1)] != _END))
+        @pl.when((i < PAIRS) & (pairs[jnp.minimum(i, PAIRS - 1)] != END))
         def _():
             page = table[tile, pairs[i] >> pair.bits]
-            for line, parts in ((k_line[0], raw[:2]), (v_line[0], raw[2:])):
-                decode.fetch(pool, page, line, head, K, *parts, page_there)
+            for line, (codes, scales) in ((k_line[0], raw[:2]), (v_line[0], raw[2:])):
+                decode.fetch(pool, page, line, head, K, codes, scales, page_there)
 
     def run(i):
         block = pairs[i] >> pair.bits
@@ -182,6 +150,7 @@ def _attend(
         _decode(raw, k_half, v_half, limit)
         plgpu.commit_smem()
         fetch(end)
+
         def together(n, loaded):
             j = i + n * _TOGETHER
             where = tile, head, block, j, end
@@ -195,12 +164,12 @@ def _attend(
 
     fetch(0)
     lax.while_loop(
-        lambda i: (i < PAIRS) & (pairs[jnp.minimum(i, PAIRS - 1)] != _END), run, jnp.int32(0)
+        lambda i: (i < PAIRS) & (pairs[jnp.minimum(i, PAIRS - 1)] != END), run, jnp.int32(0)
     )
 
 
 def _attend_pairs(
-    q, positions, out, lse, pairs, k_half, v_half, loaded, where, pair: _Pair, scale: float
+    q, positions, out, lse, pairs, k_half, v_half, loaded, where, pair: Pair, scale: float
 ):
     """Four pairs j .. j + 3 of a run that ends at `end`: warp w computes the w-th. Takes their
     loaded queries and returns those of the next four, which are then under way.
@@ -216,7 +185,7 @@ def _attend_pairs(
     transposed = [k_half.at[i].transpose((1, 0)) for i in (0, 1)]
     s = pl.run_scoped(
         functools.partial(product, a=(low, high), b=transposed),
-        plgpu.ACC((64, _BLOCK), jnp.float32),
+        _ACC((64, _BLOCK), jnp.float32),
     )
     loaded = _load(pair, q.shape)(q, pairs, tile, head, j + _TOGETHER, end)
     s = _hide(pair, positions.shape)(s, positions, pairs, tile, block, j, end)
@@ -228,7 +197,7 @@ def _attend_pairs(
     weights = p.astype(jnp.float16)
     sums = pl.run_scoped(
         functools.partial(product, a=(weights,), b=(v_half,)),
-        plgpu.ACC((64, _WIDTH), jnp.float32),
+        _ACC((64, _WIDTH), jnp.float32),
     )
     _store(pair, out.shape)(sums, top, total, out, lse, pairs, tile, head, j, end)
     return tuple(loaded)
@@ -237,9 +206,7 @@ def _attend_pairs(
 def _run_end(bits: int):
     """The first pair after i that names another block."""
 
-    @plgpu.inline_mgpu(
-        arg_types=(_REF, _INT), return_type=plgpu.ShapeDtypeStruct((), jnp.int32, layout=_INT)
-    )
+    @lanes.code(_REF, _INT, returns=plgpu.ShapeDtypeStruct((), jnp.int32, layout=_INT))
     def find(_, pairs, i):
         base, start = lanes.address(pairs), lanes.scalar(i)
         block = lanes.load_words(base, start << 2, 1)[0] >> bits
@@ -256,9 +223,7 @@ def _run_end(bits: int):
     return find
 
 
-@plgpu.inline_mgpu(
-    arg_types=((plgpu.RefType(_RAW), _REF) * 2, plgpu.RefType(_HALF), plgpu.RefType(_HALF), _INT)
-)
+@lanes.code((plgpu.RefType(_RAW), _REF) * 2, plgpu.RefType(_HALF), plgpu.RefType(_HALF), _INT)
 def _decode(_, raw, k_half, v_half, limit):
     k_codes, k_scales, v_codes, v_scales = (lanes.address(x) for x in raw)
     lanes.sync_warpgroup()  # all warps are done with the page before
@@ -266,7 +231,7 @@ def _decode(_, raw, k_half, v_half, limit):
     nvfp4_block.decode_values(v_codes, v_scales, lanes.address(v_half), lanes.scalar(limit))
 
 
-def _own(pairs, j, end, pair: _Pair) -> tuple[Word, Word]:
+def _own(pairs, j, end, pair: Pair) -> tuple[Word, Word]:
     """(query, slot) of this warp's pair; behind the end of the run that of the last one."""
     at, last = lanes.scalar(j) + lanes.warp(), lanes.scalar(end) + -1
     at = lanes.select(at.below(last), at, last)
@@ -274,10 +239,8 @@ def _own(pairs, j, end, pair: _Pair) -> tuple[Word, Word]:
     return key >> pair.slot_bits, key & ((1 << pair.slot_bits) - 1)
 
 
-def _load(pair: _Pair, shape):
-    @plgpu.inline_mgpu(
-        arg_types=(_REF, _REF, _INT, _INT, _INT, _INT), return_type=[_FRAGMENT, _FRAGMENT]
-    )
+def _load(pair: Pair, shape):
+    @lanes.code(_REF, _REF, _INT, _INT, _INT, _INT, returns=[_FRAGMENT, _FRAGMENT])
     def load(_, q, pairs, tile, head, j, end):
         """bfloat16 bits: float16 in name only."""
         _, T, N, _ = shape
@@ -289,18 +252,24 @@ def _load(pair: _Pair, shape):
     return load
 
 
-@plgpu.inline_mgpu(arg_types=(_WGMMA, _WGMMA), return_type=[_FRAGMENT, _FRAGMENT])
+@lanes.code(_WGMMA, _WGMMA, returns=[_FRAGMENT, _FRAGMENT])
 def _queries(_, *loaded):
     parts = (lanes.half_fragments(x) for x in loaded)
     return [lanes.half_accumulator(half_block.queries(x, nvfp4_block.ORDER)) for x in parts]
 
 
-def _hide(pair: _Pair, shape):
+def _hide(pair: Pair, shape):
     """-inf for keys after a query's own position; skipped by a warp that sees the whole block."""
 
-    @plgpu.inline_mgpu(
-        arg_types=(_WGMMA, _REF, _REF, _INT, _INT, _INT, _INT),
-        return_type=plgpu.ShapeDtypeStruct((64, _BLOCK), jnp.float32, layout=_WGMMA),
+    @lanes.code(
+        _WGMMA,
+        _REF,
+        _REF,
+        _INT,
+        _INT,
+        _INT,
+        _INT,
+        returns=plgpu.ShapeDtypeStruct((64, _BLOCK), jnp.float32, layout=_WGMMA),
     )
     def mask(_, s, positions, pairs, tile, block, j, end):
         query, _ = _own(pairs, j, end, pair)
@@ -318,12 +287,10 @@ def _hide(pair: _Pair, shape):
     return mask
 
 
-def _store(pair: _Pair, shape):
+def _store(pair: Pair, shape):
     """A pair's partial result, float16, and its log-sum-exp."""
 
-    @plgpu.inline_mgpu(
-        arg_types=(_WGMMA, _ROW, _ROW, _REF, _REF, _REF, _INT, _INT, _INT, _INT)
-    )
+    @lanes.code(_WGMMA, _ROW, _ROW, _REF, _REF, _REF, _INT, _INT, _INT, _INT)
     def store(_, sums, top, total, out, lse, pairs, tile, head, j, end):
         _, T, K, C, _, _ = shape
         query, slot = _own(pairs, j, end, pair)

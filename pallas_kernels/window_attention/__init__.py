@@ -6,9 +6,12 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
 from pallas_kernels.layouts.pages import Source
-from pallas_kernels.window_attention import reference
+from pallas_kernels.window_attention import hopper, reference
 
-TABLE = (Implementation("reference", reference.window_attention),)
+TABLE = (
+    Implementation("hopper", hopper.window_attention, hopper.refuse),
+    Implementation("reference", reference.window_attention),
+)
 
 
 def window_attention(

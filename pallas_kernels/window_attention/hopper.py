@@ -21,6 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import half_block, lanes
+from pallas_kernels.dispatch import refuse_device
 from pallas_kernels.half_block import HEADS, TOKENS, WIDTH
 from pallas_kernels.layouts.pages import Pages, Source
 from pallas_kernels.window_attention import page_block
@@ -35,16 +36,21 @@ _WGMMA = plgpu.Layout.WGMMA
 _ROW = _WGMMA.reduce(1)
 _RAW = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
 _HALF = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-_REF, _INT = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())
+_REF, _INT = lanes.REF, lanes.SCALAR
+_ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 
 
 def refuse(q, k, v, block_k, block_v, block_table, lengths) -> str | None:
     """A sentence for what this kernel does not do."""
+    if reason := refuse_device():
+        return reason
     for source in (k, v):
         if not isinstance(source, Pages) or source.component.format not in _BYTES:
             return "keys and values are not FP8 or BF16 pages"
         if (source.block_size, source.component.width) != (TOKENS, WIDTH):
             return f"pages of {source.block_size} x {source.component.width}, not 128 x 128"
+        if source.pool.shape[1] % 8:
+            return f"rows of {source.pool.shape[1]} lines, not whole tiles of 8"
     for x in (q, block_k, block_v):
         if x.dtype != jnp.bfloat16:
             return f"queries or own keys are {x.dtype}, not bfloat16"
@@ -168,7 +174,7 @@ def _add_block(low, high, k_half, v_half, scale: float, oldest, end, state):
             plgpu.wgmma(acc, part, k_half.at[i].transpose((1, 0)))
         return acc[...]
 
-    s = pl.run_scoped(scores, plgpu.ACC((64, TOKENS), jnp.float32))
+    s = pl.run_scoped(scores, _ACC((64, TOKENS), jnp.float32))
     x = _hide(s, oldest, end) * (scale * _LOG2E)
     new = jnp.max(x, axis=1)
     new = jnp.where(new > tops + _SLACK, new, tops)
@@ -181,14 +187,14 @@ def _add_block(low, high, k_half, v_half, scale: float, oldest, end, state):
     def values(acc):
         plgpu.wgmma(acc, weights, v_half)
 
-    sums = pl.run_state(values)(plgpu.ACC.init(sums))
+    sums = pl.run_state(values)(_ACC.init(sums))
     return sums, new, totals
 
 
 def _queries(shape):
     fragment = plgpu.ShapeDtypeStruct((64, 64), jnp.float16, layout=_WGMMA)
 
-    @plgpu.inline_mgpu(arg_types=(_REF, _INT, _INT, _INT), return_type=[fragment, fragment])
+    @lanes.code(_REF, _INT, _INT, _INT, returns=[fragment, fragment])
     def load(_, q, tile, group, head):
         """Warp w loads query 4 group + w, or the last one."""
         _, T, N, _ = shape
@@ -203,9 +209,7 @@ def _queries(shape):
 
 
 def _decode(fmt: str):
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(_RAW), plgpu.RefType(_HALF), plgpu.RefType(_HALF), _INT)
-    )
+    @lanes.code(plgpu.RefType(_RAW), plgpu.RefType(_HALF), plgpu.RefType(_HALF), _INT)
     def decode(_, raw, k_half, v_half, limit):
         page, limit = lanes.address(raw), lanes.scalar(limit)
         lanes.sync_warpgroup()  # all warps are done with the block before
@@ -218,9 +222,7 @@ def _decode(fmt: str):
 
 
 def _load_own(shape):
-    @plgpu.inline_mgpu(
-        arg_types=(_REF, _REF, _INT, _INT, plgpu.RefType(_HALF), plgpu.RefType(_HALF))
-    )
+    @lanes.code(_REF, _REF, _INT, _INT, plgpu.RefType(_HALF), plgpu.RefType(_HALF))
     def load(_, own_k, own_v, tile, head, k_half, v_half):
         _, T, K, _ = shape
         row = lanes.scalar(tile) * (T * K) + lanes.scalar(head)
@@ -235,9 +237,8 @@ def _load_own(shape):
     return load
 
 
-@plgpu.inline_mgpu(
-    arg_types=(_WGMMA, _INT, _INT),
-    return_type=plgpu.ShapeDtypeStruct((64, TOKENS), jnp.float32, layout=_WGMMA),
+@lanes.code(
+    _WGMMA, _INT, _INT, returns=plgpu.ShapeDtypeStruct((64, TOKENS), jnp.float32, layout=_WGMMA)
 )
 def _hide(_, s, oldest, end):
     """-inf outside of a warp's part of the block; skipped where it sees all of it."""
@@ -254,7 +255,7 @@ def _hide(_, s, oldest, end):
 def _store(shape):
     """A query's partial result, float16, and its log-sum-exp."""
 
-    @plgpu.inline_mgpu(arg_types=(_WGMMA, _ROW, _ROW, _REF, _REF, _INT, _INT, _INT, _INT))
+    @lanes.code(_WGMMA, _ROW, _ROW, _REF, _REF, _INT, _INT, _INT, _INT)
     def store(_, sums, top, total, out, lse, split, tile, group, head):
         _, B, T, N, _ = shape
         query = lanes.scalar(group) * _TOGETHER + lanes.warp()

@@ -71,5 +71,3 @@ def own_row(rows: Any, first: Word, stride: int, count: int) -> Piece:
     token = lanes.thread()
     token = lanes.select(token.below(count), token, lanes.word(count - 1))
     return plain_row(lanes.address(rows, first + token * stride))
-
-

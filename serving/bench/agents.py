@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from serving.bench.asks import concatenated
 from serving.bench.load import Load
-from serving.bench.prefix_hits import EndlessCache, Hits
+from serving.bench.prefix_hits import EndlessCache, Hits, IdsOf
 from serving.bench.sessions import Planner, Thread, ask_of, expected_hits, from_turn
 
 
@@ -34,11 +35,13 @@ def plan(
     return plays
 
 
-def hits_of_plays(plays: Iterable[Play], block_size: int) -> dict[str, Hits]:
+def hits_of_plays(
+    plays: Iterable[Play], block_size: int, ids_of: IdsOf = concatenated
+) -> dict[str, Hits]:
     """By request id, what each finds; sessions share nothing, so each has a cache of its own."""
     hits: dict[str, Hits] = {}
     for play in plays:
-        hits |= expected_hits(play.session, play.start, EndlessCache(block_size))
+        hits |= expected_hits(play.session, play.start, EndlessCache(block_size), ids_of)
     return hits
 
 

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["system", "user", "assistant"]
@@ -28,20 +28,25 @@ class Ask:
     segments: Sequence[Segment]
     max_tokens: int | None
     ignore_eos: bool = False
-    is_measured: bool = field(default=True)
+    is_measured: bool = True
 
     @property
     def ids(self) -> array | None:
         """All segments' ids, one after the other; None where one has only a text."""
-        whole = array("i")
-        for segment in self.segments:
-            if segment.ids is None:
-                return None
-            whole.extend(segment.ids)
-        return whole
+        return concatenated(self.segments)
 
     @property
     def text(self) -> str | None:
         """All segments' texts, likewise."""
         texts = [segment.text for segment in self.segments]
         return None if None in texts else "".join(text or "" for text in texts)
+
+
+def concatenated(segments: Sequence[Segment]) -> array | None:
+    """The ids of segments, likewise."""
+    whole = array("i")
+    for segment in segments:
+        if segment.ids is None:
+            return None
+        whole.extend(segment.ids)
+    return whole

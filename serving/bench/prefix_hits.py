@@ -7,12 +7,14 @@ or are so with other tokens (specification serving 4.5).
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from serving.bench.asks import Ask
+from serving.bench.asks import Ask, Segment, concatenated
 from serving.scheduling.block_hashes import BlockHash, extend_chain
 
+# The tokens that a server makes of a prompt's segments; None where that is not known.
+IdsOf = Callable[[Sequence[Segment]], array | None]
 _ROOT = b"\0" * 32
 
 
@@ -52,18 +54,17 @@ class EndlessCache:
 
 
 class GrowingPrompt:
-    """A prompt of which the next keeps the head: hashes of blocks that stay are not made again."""
+    """A prompt that becomes the next one: hashes of blocks that stay are not made again."""
 
     def __init__(self) -> None:
         self.tokens = array("i")
         self._chains: dict[int, list[BlockHash]] = {}
 
-    def grow(self, kept: int, added: Iterable[array]) -> None:
-        """Cuts it to `kept` tokens and adds others."""
-        self.tokens = self.tokens[:kept]
-        for ids in added:
-            self.tokens.extend(ids)
+    def become(self, tokens: array) -> None:
+        """Has other tokens from now on."""
+        kept = num_shared(self.tokens, tokens)
         self._chains = {size: chain[: kept // size] for size, chain in self._chains.items()}
+        self.tokens = tokens
 
     def chain(self, block_size: int) -> list[BlockHash]:
         """The hashes of its whole blocks."""
@@ -72,17 +73,28 @@ class GrowingPrompt:
         return chain
 
 
-def hits_of_asks(asks: Iterable[Ask], block_size: int) -> dict[str, Hits]:
+def num_shared(one: array, other: array) -> int:
+    """How many first tokens two prompts have in common, by halving."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low
+
+
+def hits_of_asks(
+    asks: Iterable[Ask], block_size: int, ids_of: IdsOf = concatenated
+) -> dict[str, Hits]:
     """By request id, what each finds of those before it; without those of unknown tokens, and those
     that are not measured but known to the others.
     """
     cache, hits = EndlessCache(block_size), {}
     for ask in asks:
-        ids = ask.ids
+        ids = ids_of(ask.segments)
         if ids is None:
             continue
         prompt = GrowingPrompt()
-        prompt.grow(0, [ids])
+        prompt.become(ids)
         found = cache.hits(prompt)
         if ask.is_measured:
             hits[ask.request_id] = found

@@ -9,15 +9,14 @@ prompt and a summary.
 """
 
 import math
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from serving.bench.asks import Ask, Segment
+from serving.bench.asks import Ask, Segment, concatenated
 from serving.bench.options import Agentic
-from serving.bench.prefix_hits import EndlessCache, GrowingPrompt, Hits
+from serving.bench.prefix_hits import EndlessCache, GrowingPrompt, Hits, IdsOf
 from serving.bench.words import Words
 
 FULL_WINDOW = 131_072  # for the counts at full size
@@ -169,21 +168,28 @@ def ask_of(turn: Turn, segments: Sequence[Segment]) -> Ask:
     )
 
 
-def expected_hits(thread: Thread, start: int, cache: EndlessCache) -> dict[str, Hits]:
+def num_requests(thread: Thread, start: int) -> int:
+    """Of a thread from a turn on, with its sub-agents."""
+    return sum(1 + len(turn.child or ()) for turn in thread[start:])
+
+
+def expected_hits(
+    thread: Thread, start: int, cache: EndlessCache, ids_of: IdsOf = concatenated
+) -> dict[str, Hits]:
     """By request id, what each request of a thread and its sub-agents finds of those before it,
     where the thread starts at a turn, the one before it having been sent to warm up.
     """
     hits: dict[str, Hits] = {}
-    prompt, lengths = GrowingPrompt(), []
-    for place, turn in enumerate(thread):
-        added: list[array] = [one.ids for one in turn.added if one.ids is not None]
-        prompt.grow(sum(lengths[: turn.kept]), added)
-        lengths = lengths[: turn.kept] + [len(ids) for ids in added]
-        if place == start - 1:
-            cache.hits(prompt)
+    prompt, first = GrowingPrompt(), max(start - 1, 0)
+    for place, (turn, segments) in enumerate(from_turn(thread, first), first):
+        ids = ids_of(segments)
+        if ids is None:
+            continue
+        prompt.become(ids)
+        found = cache.hits(prompt)
         if place >= start:
-            hits[turn.request_id] = cache.hits(prompt)
-            hits |= expected_hits(turn.child, 0, cache) if turn.child else {}
+            hits[turn.request_id] = found
+            hits |= expected_hits(turn.child, 0, cache, ids_of) if turn.child else {}
     return hits
 
 

@@ -2,6 +2,7 @@
 of it is known beforehand.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,20 +10,21 @@ from secrets import randbits
 
 import numpy as np
 
-from minimax_jax.chat import ChatFormat, ChatTemplate, Tokenizer
+from minimax_jax.chat import Chat, ChatFormat, ChatTemplate, Tokenizer
 from minimax_jax.loaded import find
 from serving.bench.agents import Play, hits_of_plays, plan, play_all
 from serving.bench.arrivals import Ramp, arrivals
-from serving.bench.asks import Ask
+from serving.bench.asks import Ask, Segment, concatenated
 from serving.bench.client import Facts
 from serving.bench.load import Load, send_at
 from serving.bench.options import Bench, Traffic
 from serving.bench.prefix_hits import Hits, hits_of_asks
 from serving.bench.prompt_files import PromptFile
 from serving.bench.random_prompts import prefix_repetition_asks, random_asks
-from serving.bench.sessions import Planner, Shape
+from serving.bench.sessions import Planner, Shape, num_requests
 from serving.bench.words import Words
 
+CHAT = "openai-chat"  # the backend that gets messages, not a prompt
 NUM_PROMPTS = 1000  # vLLM's default
 SESSIONS_A_LANE = 2
 CORPUS_BLOCK = 64  # tokens of a block in the corpus that the agentic workload rebuilds
@@ -47,6 +49,20 @@ class Texts:
         template = ChatTemplate.load(folder) if ChatTemplate.is_in(folder) else None
         return cls(tokenizer=Tokenizer.load(folder), template=template)
 
+    @property
+    def format(self) -> ChatFormat | None:
+        """How chats become ids, where both are there."""
+        if self.tokenizer is None or self.template is None:
+            return None
+        return ChatFormat(template=self.template, tokenizer=self.tokenizer)
+
+    def ids_of_chat(self, segments: Sequence[Segment]) -> array | None:
+        """The ids that a chat of these segments becomes; None without a template."""
+        if self.format is None:
+            return None
+        messages = [{"role": one.role, "content": one.text} for one in segments]
+        return array("i", self.format.prompt(Chat(messages=messages)).ids)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -64,7 +80,7 @@ class Workload:
     @property
     def num_requests(self) -> int:
         """How many are measured."""
-        return len(self.asks) or max((len(hits) for hits in self.hits.values()), default=0)
+        return len(self.asks) or sum(num_requests(play.session, play.start) for play in self.plays)
 
     def rates(self) -> dict[int, float | None]:
         """The theoretical hit rate of all of it, by size of blocks."""
@@ -87,9 +103,10 @@ def make_workload(bench: Bench, facts: Facts, texts: Texts) -> Workload:
     """The workload that is asked for. Raises ValueError for what the server has no room for."""
     own = bench.target.block_size or facts.block_size or DEFAULT_BLOCK
     sizes = dict.fromkeys((own, CORPUS_BLOCK))
+    ids_of = texts.ids_of_chat if bench.target.backend == CHAT else concatenated
     if bench.is_agentic:
         plays, lanes = _plays(bench, facts, texts), bench.traffic.max_concurrency or 1
-        hits = {size: hits_of_plays(plays, size) for size in sizes}
+        hits = {size: hits_of_plays(plays, size, ids_of) for size in sizes}
         return Workload(plays=plays, lanes=lanes, hits=hits)
     traffic = bench.traffic
     count, seed = traffic.num_prompts or NUM_PROMPTS, traffic.seed
@@ -103,7 +120,7 @@ def make_workload(bench: Bench, facts: Facts, texts: Texts) -> Workload:
         asks=asks,
         warm_ups=warm_ups,
         times=arrivals(count, _rate(traffic), traffic.burstiness, random).tolist(),
-        hits={own: hits_of_asks([*warm_ups, *asks], own)},
+        hits={own: hits_of_asks([*warm_ups, *asks], own, ids_of)},
     )
 
 
@@ -113,9 +130,7 @@ def _asks(bench: Bench, facts: Facts, texts: Texts, count: int, seed: int) -> li
         name = dataset.dataset_name
         make = prefix_repetition_asks if name == "prefix_repetition" else random_asks
         return make(dataset, Words(facts, texts.tokenizer), count, seed)
-    template = None
-    if texts.tokenizer and texts.template and bench.target.backend != "openai-chat":
-        template = ChatFormat(template=texts.template, tokenizer=texts.tokenizer)
+    template = None if bench.target.backend == CHAT else texts.format
     file = PromptFile(dataset, tokenizer=texts.tokenizer, template=template)
     return file.asks(count, seed)
 

@@ -15,6 +15,7 @@ from configs.serving import ServingConfig
 from minimax_jax.checkpoint.folder import read_config, read_target_config
 from minimax_jax.loaded import find
 from serving.command.flags import Asked
+from serving.device.num_blocks import check_longest
 
 SMALL_FILES = ("*.json", "*.jinja", "dspark/config.json")  # all but the weights
 # Where no GPU is, programs are compiled and run by a few cores: smaller steps, and fewer shapes.
@@ -49,6 +50,12 @@ def resolve(asked: Asked, machine: Machine) -> Resolved:
     check_devices(asked.parallel, machine)
     _check_experts(asked, model)
     config = serving_config(asked, model, machine)
+    if config.num_speculative_tokens:
+        # The plans and the planner are there; the device's steps with drafts are not.
+        raise ValueError(
+            "--speculative-config: the engine does not speculate yet; `minimax-jax generate "
+            "--speculative` does"
+        )
     name, *aliases = asked.served_names or (default_name(asked.model),)
     taken = {name, *aliases} & set(asked.adapters)
     if taken:
@@ -86,12 +93,8 @@ def serving_config(asked: Asked, model: ModelConfig, machine: Machine) -> Servin
         )
     if config.max_model_len > context:
         raise ValueError(f"max_model_len={config.max_model_len} is more than the model's {context}")
-    blocks = config.num_gpu_blocks_override
-    if blocks is not None and blocks < config.max_blocks:
-        raise ValueError(
-            f"num_gpu_blocks_override={blocks} blocks of {block_size} tokens hold no sequence of "
-            f"max_model_len={config.max_model_len}: at most {blocks * block_size} fit"
-        )
+    if config.num_gpu_blocks_override is not None:
+        check_longest(config, config.num_gpu_blocks_override, "num_gpu_blocks_override says")
     return config
 
 

@@ -5,6 +5,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
@@ -70,6 +71,9 @@ def check_http(resolved: Resolved) -> None:
         raise ValueError(f"HTTP needs a tokenizer, and {asked.model} has none: --no-http")
     if asked.server.ssl_ca_certs is not None:
         raise ValueError("ssl_ca_certs: the gateway asks no client for a certificate: --no-http")
+    template = asked.gateway.chat_template
+    if template is not None and not Path(template).is_file():
+        raise ValueError(f"--chat-template {template} is no file")
     check_free(asked.server.host, port)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from minimax_jax.lora import Adapter, LowRank
 
 Path = tuple[str, ...]
-Place = Callable[[Any], Any]  # puts a tree of numpy arrays onto the device
+Place = Callable[[np.ndarray], jax.Array]  # onto the device
 
 
 class Adapters:
@@ -27,7 +27,7 @@ class Adapters:
         if named and base is not None:
             raise ValueError("the model has an adapter of its own, so rows cannot name others")
         self._place, self._form = place, _common_form(named.values())
-        zeros = place(_fitted({}, self._form)) if named else base
+        zeros = self._fitted({}) if named else base
         self._trees: dict[str | None, Adapter] = {None: zeros}
         self.update(named)
 
@@ -47,8 +47,25 @@ class Adapters:
         for name, adapter in named.items():
             parts = dict(_linears(adapter))
             _check(name, parts, self._form)
-            fitted[name] = self._place(_fitted(parts, self._form))
+            fitted[name] = self._fitted(parts)
         self._trees |= fitted
+
+    def _fitted(self, parts: Mapping[Path, LowRank]) -> Adapter:
+        """A tree of the common form."""
+        tree: dict[str, Any] = {}
+        for path, (experts, rank, width, out) in self._form.items():
+            a = np.zeros((*experts, rank, width), np.float32)
+            b = np.zeros((*experts, out, rank), np.float32)
+            if path in parts:
+                part = parts[path]
+                here = part.a.shape[-2]
+                a[..., :here, :] = jax.device_get(part.a)
+                b[..., :here] = part.scale * np.asarray(jax.device_get(part.b), np.float32)
+            branch = tree
+            for name in path[:-1]:
+                branch = branch.setdefault(name, {})
+            branch[path[-1]] = LowRank(a=self._place(a), b=self._place(b), scale=1.0)
+        return tree
 
 
 # Of each linear: experts (none or one number), rank, width in, width out.
@@ -91,21 +108,3 @@ def _check(name: str, parts: Mapping[Path, LowRank], form: Form) -> None:
                 f"adapter {name!r} has shapes {part.a.shape} and {part.b.shape} at {where}, which "
                 f"{(*experts, rank, width)} and {(*experts, out, rank)} do not hold"
             )
-
-
-def _fitted(parts: Mapping[Path, LowRank], form: Form) -> Adapter:
-    """A tree of that form; its leaves are on the host."""
-    tree: dict[str, Any] = {}
-    for path, (experts, rank, width, out) in form.items():
-        a = np.zeros((*experts, rank, width), np.float32)
-        b = np.zeros((*experts, out, rank), np.float32)
-        if path in parts:
-            part = parts[path]
-            here = part.a.shape[-2]
-            a[..., :here, :] = jax.device_get(part.a)
-            b[..., :here] = part.scale * np.asarray(jax.device_get(part.b), np.float32)
-        branch = tree
-        for name in path[:-1]:
-            branch = branch.setdefault(name, {})
-        branch[path[-1]] = LowRank(a=a, b=b, scale=1.0)  # type: ignore[arg-type]
-    return tree

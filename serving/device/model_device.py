@@ -19,15 +19,15 @@ from minimax_jax.cache import Cache
 from minimax_jax.loaded import LoadedModel
 from minimax_jax.lora import Adapter
 from serving.device.adapters import Adapters
-from serving.device.arrays import chunks, decode_rows, num_scored, reports_logprobs
+from serving.device.arrays import num_scored, reports_logprobs
+from serving.device.calls import StepCalls
 from serving.device.compilations import CompilationCounter
 from serving.device.placement import check_data_ranks, placed
-from serving.device.programs import Call, Programs
+from serving.device.programs import Programs
 from serving.device.residency import Residency
 from serving.device.results import DecodePart, Dispatched, PrefillPart, Taken
-from serving.device.sampler import Rows
 from serving.device.slots import Slots
-from serving.device.steps import Chunks, State, decode, prefill
+from serving.device.steps import State
 from serving.device.weights import ServedWeights
 from serving.device_api import Mask, Slot
 from serving.engine_api import Profile
@@ -35,7 +35,7 @@ from serving.scheduling.plan import PrefillRow, StepPlan
 from serving.scheduling.sampling_params import SamplingParams
 from serving.scheduling.shapes import Shape, Shapes
 
-Progress = Callable[[str, int, int], None]  # a program, how many are done and how many there are
+Progress = Callable[[str, int, int], None]
 
 
 class ModelDevice:
@@ -59,7 +59,6 @@ class ModelDevice:
         named = Adapters(adapters or {}, loaded.adapter, self._place)
         self._weights = ServedWeights(loaded.model, named)
         vocab_size = loaded.config.vocab_size
-        self._top = min(config.max_logprobs, vocab_size)
         slots = self._place(Slots.empty(config.max_num_seqs, config.max_blocks, vocab_size))
         cache = Cache.empty(self._layout, num_blocks, loaded.mesh)
         self._state = State(cache=cache, slots=slots)
@@ -71,6 +70,8 @@ class ModelDevice:
             tokenizer=loaded.tokenizer,
             place=self._place,
         )
+        top = min(config.max_logprobs, vocab_size)
+        self._calls = StepCalls(config, self._weights, self._residency, top)
 
     @property
     def num_blocks(self) -> int:
@@ -80,12 +81,23 @@ class ModelDevice:
     @property
     def num_programs(self) -> int:
         """How many programs are compiled."""
-        return len(self._programs.by_name())
+        return len(self.programs)
+
+    @property
+    def programs(self) -> Mapping[str, jax.stages.Compiled]:
+        """What is compiled, by name."""
+        return self._programs.by_name()
 
     @property
     def compilations_after_ready(self) -> int:
         """What this process compiled since `warm_up` had ended; 0 before."""
         return 0 if self._counter is None else self._counter.count
+
+    @property
+    def slot_bytes(self) -> int:
+        """What is kept beside the weights and the pool."""
+        kept = jax.tree.leaves((self._state.slots, self._residency.masks))
+        return sum(leaf.nbytes for leaf in kept)
 
     def check(self, sampling: SamplingParams) -> None:
         """Raises ValueError with a sentence for options that no row can have."""
@@ -94,28 +106,33 @@ class ModelDevice:
     # ---- before the first request
 
     def warm_up(self, progress: Progress | None = None) -> None:
-        """Compiles every program that a plan may need."""
-        calls = self._warm_up_calls()
-        for done, call in enumerate(calls):
+        """Compiles every program that a plan may need, with every option that a request may have.
+
+        `progress` hears of each one when it is done: its name, how many are, how many there are.
+        """
+        calls = self._residency.warm_up_calls(self._state.slots)
+        calls += [self._calls.empty(self._state, shape) for shape in self.shapes.all()]
+        unique = list({call.name: call for call in calls}.values())
+        done: list[str] = []
+
+        def tell(name: str) -> None:
+            done.append(name)
             if progress is not None:
-                progress(call.name, done, len(calls))
-            self._programs.prepare(call)
-        if progress is not None:
-            progress("ready", len(calls), len(calls))
-        self._programs.are_complete = True
+                progress(name, len(done), len(unique))
+
+        self._programs.complete(unique, tell)
         self._counter = CompilationCounter()
 
-    def _warm_up_calls(self) -> list[Call]:
-        """A call of each program, of nobody's rows."""
-        calls = self._residency.warm_up_calls(self._state.slots)
-        for shape in self.shapes.all():
-            if shape.kind == "prefill":
-                rows, _ = self._chunks([], shape, ())
-                calls.append(self._prefill_call(shape, rows, None))
-            else:
-                rows = self._decode_rows([], shape, ())
-                calls.append(self._decode_call(shape, rows, None))
-        return list({call.name: call for call in calls}.values())
+    def largest_temporaries(self) -> int:
+        """Bytes that the largest steps of each kind take while they run; compiles them."""
+        largest = {shape.kind: shape for shape in sorted(self.shapes.all())}
+        sizes = []
+        for shape in largest.values():
+            needs = self._programs.prepare(self._calls.empty(self._state, shape)).memory_analysis()
+            assert needs is not None, "this backend tells nothing of a program's memory"
+            results = needs.output_size_in_bytes - needs.alias_size_in_bytes
+            sizes.append(needs.temp_size_in_bytes + results)
+        return max(sizes)
 
     def close(self) -> None:
         """Ends what outlives the device: the counter."""
@@ -166,8 +183,9 @@ class ModelDevice:
     ) -> PrefillPart:
         tokens = sum(row.length for row in rows)
         shape = self.shapes.prefill(tokens=tokens, pages=planned.pages)
-        made, places = self._chunks(rows, shape, masked)
-        self._state, prefilled = self._programs.run(self._prefill_call(shape, made, adapter))
+        made, places = self._calls.chunks(rows, shape, masked)
+        call = self._calls.prefill(self._state, made, shape, adapter)
+        self._state, prefilled = self._programs.run(call)
         residents = [self._residency.residents[row.slot] for row in rows]
         scored = any(map(num_scored, rows, residents))
         taken = Taken.of(
@@ -189,47 +207,14 @@ class ModelDevice:
     ) -> DecodePart:
         num = len(slots)
         shape = self.shapes.decode(rows=num, tokens=num, pages=planned.pages, steps=planned.steps)
-        rows, taken = self._decode_rows(slots, shape, masked), []
+        rows, taken = self._calls.rows(slots, shape, masked), []
         residents = [self._residency.residents[slot] for slot in slots]
         logprobs = any(map(reports_logprobs, residents))
         for _ in range(shape.steps):
-            self._state, sampled = self._programs.run(self._decode_call(shape, rows, adapter))
+            call = self._calls.decode(self._state, rows, shape, adapter)
+            self._state, sampled = self._programs.run(call)
             taken.append(Taken.of(sampled, logprobs=logprobs))
         return DecodePart(indices=indices, residents=residents, taken=taken)
-
-    def _chunks(
-        self, rows: Sequence[PrefillRow], shape: Shape, masked: Collection[int]
-    ) -> tuple[Chunks, list[int]]:
-        return chunks(
-            rows,
-            self._residency.residents,
-            masked,
-            shape,
-            block_size=self.config.block_size,
-            num_slots=self.config.max_num_seqs,
-        )
-
-    def _decode_rows(self, slots: Sequence[int], shape: Shape, masked: Collection[int]) -> Rows:
-        return decode_rows(
-            slots,
-            self._residency.residents,
-            masked,
-            num_rows=shape.rows,
-            num_slots=self.config.max_num_seqs,
-        )
-
-    def _prefill_call(self, shape: Shape, made: Chunks, adapter: str | None) -> Call:
-        name = f"prefill of {shape.tokens} tokens, tables of {shape.pages} blocks"
-        return self._call(name, prefill, shape, made, adapter)
-
-    def _decode_call(self, shape: Shape, rows: Rows, adapter: str | None) -> Call:
-        name = f"decode of {shape.rows} rows, tables of {shape.pages} blocks"
-        return self._call(name, decode, shape, rows, adapter)
-
-    def _call(self, name: str, step: Any, shape: Shape, rows: Any, adapter: str | None) -> Call:
-        args = (self._weights.of(adapter), self._state, self._residency.masks, rows)
-        static = {"tree": self._weights.tree, "pages": shape.pages, "top": self._top}
-        return Call(name=name, step=step, args=args, static=static)
 
     # ---- other weights, profiles
 

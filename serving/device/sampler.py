@@ -107,12 +107,22 @@ def _processed(logits, slots: Slots, rows: Rows, positions) -> Float[Array, "B V
     return lax.cond(rows.asks.penalties, penalised, lambda x: x, logits)
 
 
-def _logprobs(logits, tokens, asks: Asks, top: int) -> TokenLogprobs:
-    def none(logits: Float[Array, "B V"]) -> TokenLogprobs:
-        shapes = jax.eval_shape(lambda x: token_logprobs(x, tokens, top), logits)
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+def no_logprobs(num_rows: int, top: int) -> TokenLogprobs:
+    """In place of those that nobody asked for."""
+    return TokenLogprobs(
+        chosen=jnp.zeros(num_rows),
+        top_tokens=jnp.zeros((num_rows, top), jnp.int32),
+        top=jnp.zeros((num_rows, top)),
+    )
 
-    return lax.cond(asks.logprobs, lambda x: token_logprobs(x, tokens, top), none, logits)
+
+def _logprobs(logits, tokens, asks: Asks, top: int) -> TokenLogprobs:
+    return lax.cond(
+        asks.logprobs,
+        lambda x: token_logprobs(x, tokens, top),
+        lambda x: no_logprobs(len(x), top),
+        logits,
+    )
 
 
 def _after(

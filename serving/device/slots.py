@@ -5,7 +5,6 @@ A plan sends what changed alone, so a step of running sequences costs the host a
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -134,7 +133,6 @@ class PenaltiesRow:
         )
 
 
-@partial(jax.jit, donate_argnames="slots")
 def admit(slots: Slots, new: Admitted) -> Slots:
     """The slots with new sequences, which run nothing before their prompts have ended."""
     at, R = new.slots, len(new.slots)
@@ -165,14 +163,12 @@ def admit(slots: Slots, new: Admitted) -> Slots:
     )
 
 
-@partial(jax.jit, donate_argnames="slots")
 def set_blocks(slots: Slots, entries: Int[Array, "N 3"]) -> Slots:
     """The slots with block-table entries (slot, index, block); unused ones have slot S."""
     slot, index, block = entries.T
     return replace(slots, tables=slots.tables.at[slot, index].set(block, mode="drop"))
 
 
-@partial(jax.jit, donate_argnames="slots")
 def set_edits(slots: Slots, row: EditsRow) -> Slots:
     """The slots with one sequence's edits."""
     at = row.slot[None]
@@ -185,7 +181,6 @@ def set_edits(slots: Slots, row: EditsRow) -> Slots:
     )
 
 
-@partial(jax.jit, donate_argnames="slots")
 def set_penalties(slots: Slots, row: PenaltiesRow) -> Slots:
     """The slots with one sequence's penalties and what they count."""
     at, history = row.slot[None], slots.history
@@ -199,7 +194,6 @@ def set_penalties(slots: Slots, row: PenaltiesRow) -> Slots:
     return replace(slots, sampling=replace(slots.sampling, penalties=penalties), history=history)
 
 
-@partial(jax.jit, donate_argnames="masks")
 def set_masks(
     masks: UInt32[Array, "S places words"],
     at: Int[Array, "M"],

@@ -3,14 +3,13 @@
 Both are the model over a ragged batch of tiles and then `sampler.next_tokens`. Between steps a
 sequence has an anchor, its newest token, whose keys are not in the pages yet: a decode step runs
 it and draws the next one, and the last chunk of a prompt draws the first. Everything is an
-argument; cache and slots are donated and come back.
+argument; cache and slots are donated and come back. `programs` compiles them.
 
 `minimax_jax.steps` has the lock-step form of the same: there sequences keep one row and their
 logits, here they come and go, and a row is whoever's slot it names.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from minimax_jax.cache import Cache
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
 from minimax_jax.sampling import TokenLogprobs, chunked_logprobs
-from serving.device.sampler import Rows, Sampled, next_tokens
+from serving.device.sampler import Rows, Sampled, next_tokens, no_logprobs
 from serving.device.slots import Sent, Slots
 
 
@@ -74,7 +73,6 @@ class Prefilled:
     prompts: TokenLogprobs
 
 
-@partial(jax.jit, static_argnames=("tree", "pages", "top"), donate_argnames="state")
 def prefill(
     weights: Weights,
     state: State,
@@ -110,7 +108,6 @@ def prefill(
     return State(cache=cache, slots=slots), Prefilled(sampled=sampled, prompts=prompts)
 
 
-@partial(jax.jit, static_argnames=("tree", "pages", "top"), donate_argnames="state")
 def decode(
     weights: Weights,
     state: State,
@@ -153,8 +150,4 @@ def _scored(
     def score(hidden: Float[Array, "N D"]) -> TokenLogprobs:
         return chunked_logprobs(lambda rows: model.logits(rows, adapter), hidden, targets, top)
 
-    def skip(hidden: Float[Array, "N D"]) -> TokenLogprobs:
-        shapes = jax.eval_shape(score, hidden)
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-    return lax.cond(chunks.scores_prompts, score, skip, hidden)
+    return lax.cond(chunks.scores_prompts, score, lambda x: no_logprobs(len(x), top), hidden)

@@ -98,6 +98,11 @@ class BatchingEngine:
         return self._ledger.statistics
 
     @property
+    def max_waiting(self) -> int:
+        """How many sequences may wait."""
+        return self._config.max_waiting_requests
+
+    @property
     def kv_events(self) -> KvFeed | None:
         """What happens to the blocks of the prefix cache."""
         return self._feed
@@ -119,12 +124,19 @@ class BatchingEngine:
         """
         self._thread.check()
         self._handover.bind()
+        return self._requests.enter(self.check(asked))
+
+    def check(self, asked: Asked) -> Asked:
+        """What was asked, with its prompt cut as it says. Raises ValueError with a sentence for
+        what can never run, but for grammars that cannot be compiled.
+        """
         asked = checked(asked, self._config, self._steps.scheduler.ranks)
         self._device.check(asked.sampling)
+        self._requests.check(asked)
         if asked.adapter is not None and asked.adapter not in self._adapters:
             names = ", ".join(sorted(self._adapters)) or "none"
             raise ValueError(f"there is no adapter {asked.adapter!r}; those there are: {names}")
-        return self._requests.enter(asked)
+        return asked
 
     def abort(self, request_id: str) -> None:
         """Ends a request's sequences with the reason "abort"; an unknown id is none any more."""

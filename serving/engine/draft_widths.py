@@ -3,8 +3,6 @@ of what drafts of late were worth; a row with a grammar never more than it has m
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
-from operator import mul
 
 from serving.scheduling.cost_table import StepCosts
 from serving.scheduling.request import Request
@@ -37,14 +35,14 @@ class DraftWidths:
     def learn(
         self,
         step: int,
-        confidences: Mapping[str, Sequence[float]],
+        survivals: Mapping[str, Sequence[float]],
         outcomes: Sequence[tuple[int, int]],
     ) -> None:
         """Takes what a step gave: by sequence the probability that each of its new drafts is kept
-        if those before it are; and of each row how many drafts were tested and how many kept.
+        together with those before it; and of each row how many drafts were tested and how many
+        kept.
         """
         if self._planner is not None:
-            survivals = {name: list(accumulate(row, mul)) for name, row in confidences.items()}
             self._planner.record(step, survivals)
             self._planner.observe(outcomes)
 

@@ -95,11 +95,14 @@ class Requests:
         self._streams: dict[str, Stream] = {}
         self._compiling: dict[Stream, Future[list[GrammarMatcher]]] = {}
 
+    def check(self, asked: Asked) -> None:
+        """Raises ValueError for what cannot be done."""
+        self._readers.check(asked)
+
     def enter(self, asked: Asked) -> Stream:
         """Sends a request to the scheduler, by way of its grammar's compilation if it has one.
-        Raises ValueError for what cannot be done, and for an id that is here.
+        Raises ValueError for an id that is here.
         """
-        self._readers.check(asked)
         known = self._streams.get(asked.request_id)
         if known is not None and not known.is_over:
             raise ValueError(f"request {asked.request_id!r} is here already")

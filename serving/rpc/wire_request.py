@@ -16,7 +16,7 @@ from serving.scheduling.sampling_params import SamplingParams, StructuredOutput
 _UNSIGNED = 1 << 32  # a negative seed is read as its unsigned 32 bits
 _ANY_SEED = -1  # as in vLLM
 # What comes unset as 0 and is not 0 then.
-_ZERO_IS_ONE = ("top_p", "repetition_penalty", "n")
+_ZERO_IS_ONE = {"top_p": 1.0, "repetition_penalty": 1.0, "n": 1}
 _AS_IT_IS = (
     *("top_k", "min_p", "frequency_penalty", "presence_penalty", "min_tokens"),
     *("skip_special_tokens", "spaces_between_special_tokens", "ignore_eos"),
@@ -79,7 +79,7 @@ def check_supported(message: Any) -> None:
 def sampling_params(message: Any) -> SamplingParams:
     """The protocol's `SamplingParams`, with unset fields as vLLM reads them."""
     values: dict[str, Any] = {name: _rounded(getattr(message, name)) for name in _AS_IT_IS}
-    values |= {name: _rounded(getattr(message, name)) or 1 for name in _ZERO_IS_ONE}
+    values |= {name: _rounded(getattr(message, name)) or one for name, one in _ZERO_IS_ONE.items()}
     values |= {
         name: getattr(message, name) if message.HasField(name) else None for name in _OPTIONAL
     }

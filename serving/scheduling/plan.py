@@ -89,7 +89,8 @@ class RankResult:
 
     By slot, where the sequence wants it: `logprobs` of the new tokens; `prompt_logprobs` of the
     prompt tokens start + 1 .. start + length of a chunk, as far as there are such; and with
-    speculation the `drafts` that the next step tests, with the `confidences` that each is kept.
+    speculation the `drafts` that the next step tests, with the `confidences` that each is kept
+    together with those before it.
     """
 
     prefills: list[list[int]] = field(default_factory=list)

@@ -108,3 +108,8 @@ def temporary_share(function, component, num_blocks=1024):
     pool = jax.ShapeDtypeStruct((num_blocks, 8 * component.lines, LINE), jnp.uint8)
     memory = jax.jit(of_pool).lower(pool).compile().memory_analysis()
     return memory.temp_size_in_bytes / pool.size
+
+
+def portable(table) -> list[str]:
+    """Names of the implementations that run without a GPU; the others' tests are in tests/gpu."""
+    return [one.name for one in table if one.name in ("masked", "reference")]

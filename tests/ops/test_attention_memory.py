@@ -9,7 +9,7 @@ from jax.extend.core import jaxprs_in_params
 from pallas_kernels.layouts.pages import Blocks, Pages
 from pallas_kernels.layouts.pool import LINE, Component
 from pallas_kernels.sparse_attention import SPARSE, masked, sparse_attention
-from tests.ops.oracles import temporary_share
+from tests.ops.oracles import portable, temporary_share
 
 Z, C, K, G, H, P = 16, 4, 2, 2, 32, 8
 N, S, SCALE = K * G, P * Z, H**-0.5
@@ -42,7 +42,7 @@ def test_decode_at_32k_tokens_makes_no_array_as_long_as_the_context():
     assert max(sizes) == chosen_keys < context * width
 
 
-@pytest.mark.parametrize("name", [one.name for one in SPARSE])
+@pytest.mark.parametrize("name", portable(SPARSE))
 def test_attending_to_pages_does_not_copy_the_pool(name):
     component = Component(format="fp8", heads=K, tokens=Z, width=H)
     q, ids = jnp.ones((1, 2, N, H)), jnp.broadcast_to(jnp.arange(C), (1, 2, K, C))

@@ -1,7 +1,9 @@
 """The first implementation that does not refuse runs, or the one named; refusals are sentences."""
 
+import jax
 import pytest
 
+from pallas_kernels import dispatch
 from pallas_kernels.dispatch import Implementation, choose, explain
 
 
@@ -45,3 +47,14 @@ def test_an_unknown_name_lists_the_known_ones():
 def test_explain_gives_each_implementations_answer():
     lines = explain(WITH_REFERENCE, 20).splitlines()
     assert lines == ["fast: 20 rows are more than 8", "middle: runs", "reference: runs"]
+
+
+def test_on_a_gpu_the_reference_says_why_it_runs(monkeypatch):
+    monkeypatch.setattr(dispatch, "_on_gpu", lambda: True)
+    with pytest.warns(UserWarning, match="reference runs on a GPU: fast: 65 rows .*; middle: 65"):
+        assert choose(WITH_REFERENCE, None, 65).name == "reference"
+    assert choose(WITH_REFERENCE, "reference", 65).name == "reference"  # asked for: no warning
+
+
+def test_the_device_is_refused_with_a_sentence():
+    assert dispatch.refuse_device() == f"needs a GPU, and JAX runs on {jax.default_backend()}"

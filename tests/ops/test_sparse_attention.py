@@ -12,6 +12,7 @@ from tests.ops.oracles import (
     as_source,
     attend_blocks,
     pick_blocks,
+    portable,
     scattered,
     stored,
 )
@@ -26,7 +27,7 @@ B = len(POSITIONS)
 
 _sparse = jax.jit(sparse_attention, static_argnames=("scale", "implementation"))
 _dense = jax.jit(dense_attention, static_argnames=("scale", "implementation"))
-each_sparse = pytest.mark.parametrize("name", [one.name for one in SPARSE])
+each_sparse = pytest.mark.parametrize("name", portable(SPARSE))
 each_dense = pytest.mark.parametrize("name", [one.name for one in DENSE])
 
 
@@ -312,7 +313,7 @@ def _loss_weights():
     return _normal(B, T, N, H, seed=6), _normal(B, T, N, seed=7)
 
 
-@pytest.fixture(scope="module", params=[one.name for one in SPARSE])
+@pytest.fixture(scope="module", params=portable(SPARSE))
 def gradients(request):
     """(dq, dk, dv) of <out, a> + <lse, b>, one query without blocks; k and v as plain blocks."""
     q, k, v = _inputs()

@@ -8,7 +8,7 @@ import pytest
 from pallas_kernels.layouts.pool import Component
 from pallas_kernels.window_attention import TABLE, window_attention
 from tests.numerics import assert_close
-from tests.ops.oracles import as_source, attend, scattered, stored, temporary_share
+from tests.ops.oracles import as_source, attend, portable, scattered, stored, temporary_share
 
 Z, K, G, H, T = 16, 2, 2, 32, 5
 N, P = K * G, 8
@@ -19,7 +19,7 @@ LENGTHS = np.array([0, 1, 15, 16, 17, 36, 39, 40, 41, 47, 48, 49, 100, S - T, S]
 B = len(LENGTHS)
 
 _attend = jax.jit(window_attention, static_argnames=("window", "scale", "implementation"))
-each = pytest.mark.parametrize("name", [one.name for one in TABLE])
+each = pytest.mark.parametrize("name", portable(TABLE))
 
 
 def _normal(*shape, seed):

@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rl import grpo_step, local_rollout
 from rl.experience import pack_experience
-from rl.grpo_step import measured
+from rl.grpo_metrics import combined
+from rl.grpo_step import accumulate
 from rl.local_rollout import LocalRollout
 from rl.rollouts import check_rollouts
 from rl.wave_plan import WavePlan
@@ -38,24 +40,20 @@ def rollouts(policy):
     return LOCAL(policy[1], toy_request())
 
 
-def scored(parameters, rollouts, config=CONFIG, *, choices=True):
-    """The trainer's log-probabilities of each rollout's tokens, and the sums."""
-    packs, members = pack_experience(experiences(rollouts, choices=choices), SHAPE)
-    found, parts = {}, []
-    for pack, inside in zip(packs, members, strict=True):
+def compared(parameters, rollouts, config=CONFIG):
+    """What the trainer measures of rollouts: `rl.grpo_metrics`."""
+    parts = []
+    for pack in pack_experience(experiences(rollouts), SHAPE)[0]:
+        zero = jax.tree.map(jnp.zeros_like, parameters)
         args = LOADED.model, parameters, on_device(pack), program(LOADED, config)
-        logprobs, sums = jax.device_get(measured(*args))
-        parts.append(sums)
-        for number, i in enumerate(inside):
-            mine = (pack.mask > 0) & (pack.sequences == number)
-            found[i] = logprobs.reshape(mine.shape)[mine]
-    return [found[i] for i in range(len(rollouts))], parts
+        parts.append(jax.device_get(accumulate(zero, *args)[1]))
+    return combined(parts)
 
 
-def differences(parameters, rollouts, config=CONFIG, **more):
-    logprobs, _ = scored(parameters, rollouts, config, **more)
-    pairs = zip(logprobs, rollouts, strict=True)
-    return np.concatenate([np.abs(found - one.logprobs) for found, one in pairs])
+def differences(parameters, rollouts, config=CONFIG):
+    """Mean and largest |difference| of log-probabilities."""
+    found = compared(parameters, rollouts, config)
+    return tuple(found[f"rollout_corr/logprob_abs_diff{name}"] for name in ("", "_max"))
 
 
 def test_answers_are_whole_and_in_order(policy, rollouts):
@@ -71,24 +69,23 @@ def test_answers_are_whole_and_in_order(policy, rollouts):
 
 
 def test_the_trainer_computes_the_rollouts_logprobs(policy, rollouts):
-    apart = differences(policy[0], rollouts)
-    assert apart.mean() <= 2e-6 and apart.max() <= 1e-4, (apart.mean(), apart.max())
+    mean, largest = differences(policy[0], rollouts)
+    assert mean <= 2e-6 and largest <= 1e-4, (mean, largest)
 
 
 def test_they_agree_at_another_temperature(policy):
     """F160: both sides divide the logits by it."""
     config = replace(CONFIG, temperature=0.6)
     found = LOCAL(policy[1], toy_request(temperature=0.6))
-    assert differences(policy[0], found, config).max() <= 1e-4
-    assert differences(policy[0], found).max() > 0.1
+    assert differences(policy[0], found, config)[1] <= 1e-4
+    assert differences(policy[0], found)[1] > 0.1
 
 
 def test_the_record_is_what_the_trainer_would_choose(policy, rollouts):
-    _, parts = scored(policy[0], rollouts)
-    places = sum(float(part["routing/places"]) for part in parts)
-    fed = sum(len(one.prompt) + len(one.tokens) - 1 for one in rollouts)
-    assert places == fed * sum(LOADED.config.moe_layers)
-    assert sum(float(part["routing/overlap_mean"]) for part in parts) == places
+    found = compared(policy[0], rollouts)
+    assert found["routing/overlap_mean"] == 1 and found["routing/flip_frac"] == 0
+    changed = [replace(one, choices=(one.choices + 1) % 4) for one in rollouts]
+    assert compared(policy[0], changed)["routing/overlap_mean"] < 0.9
 
 
 def test_a_sample_depends_on_its_seed_alone(policy, rollouts):
@@ -112,7 +109,7 @@ def test_logprobs_come_from_the_decode_program(policy, rollouts, monkeypatch):
     def poisoned(*args, **kwargs):
         raise AssertionError("the packed program ran")
 
-    for name in ("measured", "token_statistics", "pack_loss"):
+    for name in ("accumulate", "token_statistics", "pack_loss"):
         monkeypatch.setattr(grpo_step, name, poisoned)
     again = LOCAL(policy[1], toy_request())
     for one, other in zip(again, rollouts, strict=True):

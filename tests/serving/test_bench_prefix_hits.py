@@ -8,13 +8,22 @@ import numpy as np
 import pytest
 
 from minimax_jax.chat import Tokenizer
-from serving.bench.agents import hits_of_plays, plan
+from serving.bench.agents import Play, hits_of_plays, plan
 from serving.bench.asks import Ask, Segment
 from serving.bench.client import Facts
 from serving.bench.options import Agentic, Numbers
-from serving.bench.prefix_hits import EndlessCache, GrowingPrompt, Hits, hits_of_asks
-from serving.bench.sessions import COMPACT_AT, MARKER, Planner, Shape, Thread, from_turn
+from serving.bench.prefix_hits import EndlessCache, GrowingPrompt, Hits, hits_of_asks, num_shared
+from serving.bench.sessions import (
+    COMPACT_AT,
+    MARKER,
+    Planner,
+    Shape,
+    Thread,
+    from_turn,
+    num_requests,
+)
 from serving.bench.words import Words
+from serving.bench.workload import Texts
 from tests.chat.folders import TINY
 
 WINDOW = 2048
@@ -64,15 +73,22 @@ def test_a_prompt_sent_again_finds_whole_blocks_before_its_last_token(length, fo
     assert hits_of_asks(asks_of(prompts), 4)["1"] == Hits(length, found)
 
 
-def test_a_prompt_cut_and_grown_has_the_blocks_of_one_made_whole():
+def test_a_prompt_that_becomes_another_has_the_blocks_of_one_made_whole():
     grown, cache = GrowingPrompt(), EndlessCache(4)
-    grown.grow(0, [array("i", range(10))])
+    grown.become(array("i", range(10)))
     cache.hits(grown)
-    grown.grow(6, [array("i", [90, 91]), array("i", [92])])
+    grown.become(array("i", [*range(6), 90, 91, 92]))
     whole = GrowingPrompt()
-    whole.grow(0, [array("i", [*range(6), 90, 91, 92])])
+    whole.become(array("i", [*range(6), 90, 91, 92]))
     assert grown.chain(4) == whole.chain(4)
     assert cache.hits(grown) == Hits(9, 4)
+
+
+def test_shared_tokens_are_found_by_halving_as_by_comparing():
+    random = np.random.default_rng(5)
+    for _ in range(200):
+        one, other = (random.integers(0, 2, random.integers(0, 9)).tolist() for _ in range(2))
+        assert num_shared(array("i", one), array("i", other)) == shared(one, other)
 
 
 def test_warm_ups_are_known_but_not_counted():
@@ -83,6 +99,21 @@ def test_warm_ups_are_known_but_not_counted():
 def test_texts_of_unknown_tokens_are_left_out():
     ask = Ask(request_id="t", segments=(Segment(text="abc"),), max_tokens=1)
     assert hits_of_asks([ask], 4) == {}
+
+
+def test_a_chat_finds_of_the_cache_what_its_rendered_prompts_share():
+    texts = Texts.load("tiny")
+    session = planner(words=Words(FACTS, texts.tokenizer)).session(2)
+    prompts = [list(texts.ids_of_chat(s) or ()) for _, s in from_turn(session, 0)]
+    found = hits_of_plays([Play(session=session)], 16, texts.ids_of_chat)
+    main = [found[turn.request_id] for turn in session]
+    assert [hits.tokens for hits in main] == [len(prompt) for prompt in prompts]
+    assert [hits.found for hits in main] == counted(prompts, 16)
+    assert len(found) == num_requests(session, 0)
+
+
+def test_a_chat_of_an_unknown_template_has_no_theory():
+    assert hits_of_asks(asks_of([[1, 2, 3]]), 1, Texts().ids_of_chat) == {}
 
 
 def planner(seed: int = 0, play: int = 0, words: Words = WORDS) -> Planner:
@@ -117,8 +148,7 @@ def test_hits_of_sessions_are_those_of_a_comparison(size):
 
 
 def plan_one(session: Thread, start: int = 0):
-    from_planner = plan(planner(), num_sessions=1, lanes=0, start=(0, 0), seed=0)[0]
-    return [replace(from_planner, session=session, start=start)]
+    return [Play(session=session, start=start)]
 
 
 def test_a_session_begun_later_finds_what_its_warm_up_sent():

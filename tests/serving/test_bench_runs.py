@@ -13,6 +13,7 @@ from serving.bench.asks import Ask
 from serving.bench.client import AskError
 from serving.bench.grpc_client import GrpcClient
 from serving.bench.options import Agentic, Bench, Dataset, Numbers, Sampling, Target, Traffic
+from serving.bench.prefix_hits import num_shared
 from serving.bench.results import Run, results
 from serving.bench.run import Setting, metrics_urls
 from serving.bench.run import run as run_bench
@@ -34,7 +35,7 @@ class Caching(FakeEngine):
 
     def submit(self, asked: Asked) -> AsyncIterator[Output]:
         outputs, prompt = super().submit(asked), array("i", asked.prompt)
-        most = max((_shared(prompt, other) for other in self._prompts), default=0)
+        most = max((num_shared(prompt, other) for other in self._prompts), default=0)
         block = self.info.block_size
         self._found[asked.request_id] = min(most, len(prompt) - 1) // block * block
         self._prompts.append(prompt)
@@ -43,14 +44,6 @@ class Caching(FakeEngine):
     def _output(self, asked: Asked, *rest) -> Output:
         found = self._found[asked.request_id]
         return replace(super()._output(asked, *rest), cached_tokens=found)
-
-
-def _shared(one: array, other: array) -> int:
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
-    return low
 
 
 def bench(**parts) -> Bench:

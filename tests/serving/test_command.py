@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from configs.model import ModelConfig
+from minimax_jax.checkpoint.folder import read_config
+from minimax_jax.loaded import find
 from serving import __main__ as command
 from serving.command.flags import parse
 from serving.command.listeners import for_gateway, reaches_gateway
-from serving.command.resolve import Machine, default_name, is_merged, resolve
+from serving.command.resolve import Machine, default_name, is_merged, resolve, serving_config
 from serving.command.run import check_http
 
 CPU = Machine(platform="cpu", num_devices=1)
@@ -34,9 +36,9 @@ def test_limits_are_the_models_and_the_machines_unless_they_are_given():
 def test_a_step_holds_a_token_of_every_sequence_that_was_asked_for():
     config = resolved("tiny --max-num-seqs 900").config
     assert config.max_num_batched_tokens == 900
-    drafts = resolved("tiny --max-num-seqs 100 --speculative-config.num_speculative_tokens 7")
-    assert drafts.config.num_speculative_tokens == 7
-    assert drafts.config.max_num_batched_tokens == 800
+    line = "tiny --max-num-seqs 100 --speculative-config.num_speculative_tokens 7"
+    config = serving_config(parse(line.split()), read_config(find("tiny")), CPU)
+    assert (config.num_speculative_tokens, config.max_num_batched_tokens) == (7, 800)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +50,8 @@ def test_a_step_holds_a_token_of_every_sequence_that_was_asked_for():
         # F194: limits that no pool holds, with the largest that one does.
         (
             "tiny --num-gpu-blocks-override 64",
-            "num_gpu_blocks_override=64 blocks of 16 tokens hold no sequence of "
-            "max_model_len=2048: at most 1024 fit",
+            "max_model_len=2048 needs 128 blocks, but num_gpu_blocks_override says 64: the largest "
+            "max_model_len is 1024",
         ),
         ("tiny --max-model-len 1M", "max_model_len=1048576 is more than the model's 2048"),
         ("tiny --max-num-seqs 1024 --max-num-batched-tokens 512", "is less than one token and"),
@@ -57,6 +59,7 @@ def test_a_step_holds_a_token_of_every_sequence_that_was_asked_for():
         ("tiny -tp 4", "tp4 needs 4 devices, and JAX sees 1 (cpu)"),
         ("tiny -tp 2 --enable-expert-parallel", "tp2,ep needs 2 devices, and JAX sees 1 (cpu)"),
         ("tiny --quantization-config.moe mxfp8", "`minimax-jax convert SRC DST --format mxfp8`"),
+        ("tiny --speculative-config.method dspark", "the engine does not speculate yet"),
         ("tiny --speculative-config.num_speculative_tokens 9", "more than the drafter's 7"),
         ("nothing-of-this-name", "neither a bundled model (tiny) nor a folder"),
         ("tiny --revision main", "'tiny' is not a hub name, so it has no revision"),
@@ -127,6 +130,8 @@ def test_http_that_cannot_be_is_refused_before_loading(tmp_path: Path, monkeypat
         check_http(resolved("tiny --no-http"))
     with pytest.raises(ValueError, match="HTTP needs a tokenizer, and tiny has none: --no-http"):
         check_http(replace(resolved("tiny --http 0"), folder=tmp_path))
+    with pytest.raises(ValueError, match="--chat-template nowhere.jinja is no file"):
+        check_http(resolved("tiny --http 0 --chat-template nowhere.jinja"))
     with pytest.raises(ValueError, match="the gateway asks no client for a certificate"):
         check_http(
             resolved("tiny --http 0 --ssl-certfile c --ssl-keyfile k --ssl-ca-certs a"),

@@ -66,3 +66,12 @@ def test_more_drafts_than_there_are_are_refused_before_any_weight_is_read(folder
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="num_speculative_tokens=9 is more than the drafter's 7"):
         minimax_jax.load(folder, speculative=SpeculativeConfig(num_speculative_tokens=9))
+
+
+def test_the_bundled_drafter_is_calibrated():
+    speculation = minimax_jax.load("tiny", speculative=True).speculation
+    assert speculation is not None
+    calibration = speculation.calibration
+    assert calibration.num_steps > 1000 and len(calibration.temperatures) == 7
+    assert calibration.error is not None and calibration.raw_error is not None
+    assert max(calibration.error) < 0.06 < max(calibration.raw_error)

@@ -6,21 +6,18 @@ import numpy as np
 import pytest
 
 from minimax_jax.sampling import SamplingParams, SamplingState, sample
-from minimax_jax.speculation import Drafts, Target, Uniforms, distribution, verify
+from minimax_jax.speculation import Uniforms, distribution
+from tests.speculation.tables import jitted_verify, verify
 
 P = [[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.5, 0.0]]
 Q = [[0.2, 0.6, 0.1, 0.1], [0.4, 0.3, 0.2, 0.1]]
-_verify = jax.jit(verify)
 
 
 def verdict(tokens, accept, token=0.0, width=2, p=P, q=Q):
     """(accepted, token) of one sequence with two drafts."""
-    target = Target(probabilities=jnp.array(p), first=jnp.array([0]))
-    drafts = Drafts(
-        tokens=jnp.array([tokens]), probabilities=jnp.array([q]), widths=jnp.array([width])
-    )
     uniforms = Uniforms(accept=jnp.array([[*accept, 0.0]]), token=jnp.full((1, 3), token))
-    found = _verify(target, drafts, uniforms)
+    arrays = map(jnp.array, (p, [0], [tokens], [q], [width]))
+    found = jitted_verify(*arrays, uniforms)
     return int(found.accepted[0]), int(found.token[0])
 
 
@@ -93,13 +90,14 @@ def test_without_drafts_the_token_is_that_of_plain_sampling():
     logits = jax.random.normal(jax.random.key(0), (count, 8))
     params = [SamplingParams(seed=i, temperature=t) for i in range(250) for t in (0.0, 1.3)]
     state, anchors = SamplingState.of(params), jnp.arange(count) * 3
-    drafts = Drafts(
-        tokens=jnp.zeros((count, 7), int),
-        probabilities=jnp.full((count, 7, 8), 1 / 8),
-        widths=jnp.zeros(count, int),
+    found = verify(
+        distribution(logits, state),
+        jnp.arange(count),
+        jnp.zeros((count, 7), int),
+        jnp.full((count, 7, 8), 1 / 8),
+        jnp.zeros(count, int),
+        Uniforms.of(state, anchors, 7),
     )
-    target = Target(probabilities=distribution(logits, state), first=jnp.arange(count))
-    found = verify(target, drafts, Uniforms.of(state, anchors, 7))
     np.testing.assert_array_equal(found.token, sample(logits, state, anchors + 1))
 
 
@@ -111,14 +109,15 @@ def test_sequences_do_not_touch_each_other():
     first, uniforms = np.array([0, 4, 5]), rng.random((2, 3, 4))
 
     def run(rows):
-        target = Target(probabilities=jnp.asarray(p, jnp.float32), first=jnp.asarray(first[rows]))
-        drafts = Drafts(
-            tokens=jnp.asarray(tokens[rows]),
-            probabilities=jnp.asarray(q[rows], jnp.float32),
-            widths=jnp.asarray(widths[rows]),
-        )
         accept, token = (jnp.asarray(u[rows], jnp.float32) for u in uniforms)
-        found = verify(target, drafts, Uniforms(accept=accept, token=token))
+        found = verify(
+            jnp.asarray(p, jnp.float32),
+            jnp.asarray(first[rows]),
+            jnp.asarray(tokens[rows]),
+            jnp.asarray(q[rows], jnp.float32),
+            jnp.asarray(widths[rows]),
+            Uniforms(accept=accept, token=token),
+        )
         return np.stack([found.accepted, found.token], 1).tolist()
 
     together = run(np.arange(3))

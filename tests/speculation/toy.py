@@ -14,6 +14,7 @@ import numpy as np
 from minimax_jax import speculation
 from minimax_jax.sampling import DRAFT, SamplingParams, SamplingState, sample
 from minimax_jax.speculative.drafting import DraftMethod, draft_sampling
+from tests.speculation.tables import verify
 
 VOCABULARY, LENGTH, ANCHOR = 8, 3, 2
 _RNG = np.random.default_rng(2024)
@@ -86,11 +87,14 @@ def _step(setting: Setting, schedule: Schedule | None, sampling, widths, tokens,
     q = speculation.distribution(
         draft_logits.reshape(B * T, -1), _rows(drawn_as, jnp.repeat(rows, T))
     )
-    drafts = speculation.Drafts(
-        tokens=chain[:, 1:], probabilities=q.reshape(B, T, -1), widths=widths
+    verdict = verify(
+        p,
+        rows * (T + 1),
+        chain[:, 1:],
+        q.reshape(B, T, -1),
+        widths,
+        speculation.Uniforms.of(sampling, lengths, T),
     )
-    target = speculation.Target(probabilities=p, first=rows * (T + 1))
-    verdict = speculation.verify(target, drafts, speculation.Uniforms.of(sampling, lengths, T))
     for k in range(T + 1):
         token = jnp.where(k < verdict.accepted, chain[:, min(k + 1, T)], verdict.token)
         place = jnp.minimum(lengths + 1 + k, LENGTH + 1)
