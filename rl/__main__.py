@@ -85,19 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="go on from the newest checkpoint in --out"
     )
     add_flags(drafter, DrafterTrainingConfig)
-    evaluate = commands.add_parser(
-        "eval", allow_abbrev=False, help="exact match on held-out problems"
-    )
-    evaluate.set_defaults(run=_eval)
-    evaluate.add_argument("--model", default="tiny", help="a bundled name, a folder or a hub name")
-    evaluate.add_argument("--n", type=int, default=500, help="number of problems")
-    evaluate.add_argument("--family", default="short", help=f"one of {', '.join(FAMILY_SETS)}")
-    evaluate.add_argument("--temperature", type=float, default=1.0)
-    evaluate.add_argument("--seed", type=int, default=0, help="of the sampling; the problems stay")
-    evaluate.add_argument(
-        "--speculative", action="store_true", help="with the model's drafter, and its counts too"
-    )
-    evaluate.add_argument("--json", action="store_true", help="print JSON")
+    _add_eval(commands)
     add_calibrate(
         commands.add_parser(
             "calibrate",
@@ -113,6 +101,22 @@ def _parser() -> argparse.ArgumentParser:
         "folder", type=Path, help="holds chat_template.jinja; the files are written here"
     )
     return parser
+
+
+def _add_eval(commands: Any) -> None:
+    evaluate = commands.add_parser(
+        "eval", allow_abbrev=False, help="exact match on held-out problems"
+    )
+    evaluate.set_defaults(run=_eval)
+    evaluate.add_argument("--model", default="tiny", help="a bundled name, a folder or a hub name")
+    evaluate.add_argument("--n", type=int, default=500, help="number of problems")
+    evaluate.add_argument("--family", default="short", help=f"one of {', '.join(FAMILY_SETS)}")
+    evaluate.add_argument("--temperature", type=float, default=1.0)
+    evaluate.add_argument("--seed", type=int, default=0, help="of the sampling; the problems stay")
+    evaluate.add_argument(
+        "--speculative", action="store_true", help="with the model's drafter, and its counts too"
+    )
+    evaluate.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_grpo(commands: Any) -> None:

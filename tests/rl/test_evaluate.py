@@ -1,8 +1,11 @@
 """Exact match counts finished, right answers, and its interval is Wilson's."""
 
+import json
+
 import pytest
 
 from minimax_jax.completion import Completion
+from rl.__main__ import main
 from rl.data import SHORT
 from rl.evaluate import Score, held_out, score_answers, total
 
@@ -41,3 +44,11 @@ def test_families_add_up():
 
 def test_held_out_problems_do_not_change_with_their_number():
     assert held_out(5, SHORT)[:3] == held_out(3, SHORT)
+
+
+def test_the_command_says_what_speculation_came_to(capsys):
+    main(["eval", "--n", "4", "--speculative", "--json"])
+    record = json.loads(capsys.readouterr().out)
+    assert record["all"]["n"] == 4
+    assert record["speculation"]["acceptance_length"] > 3
+    assert len(record["speculation"]["per_position"]) == 7
