@@ -3,11 +3,16 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
+
 from configs.serving import ServingConfig
+from minimax_jax.speculative.drafting import DraftMethod
+from minimax_jax.speculative.steps import SpeculationOptions
 from serving.device.arrays import chunks, decode_rows
 from serving.device.programs import Call
 from serving.device.residency import Residency
 from serving.device.sampler import Rows
+from serving.device.speculative_step import DraftRows, speculative
 from serving.device.steps import Chunks, State, decode, prefill
 from serving.device.weights import ServedWeights
 from serving.scheduling.plan import PrefillRow
@@ -18,10 +23,25 @@ class StepCalls:
     """Puts the rows of a plan together with the weights and slots that they need."""
 
     def __init__(
-        self, config: ServingConfig, weights: ServedWeights, residency: Residency, top: int
+        self,
+        config: ServingConfig,
+        weights: ServedWeights,
+        residency: Residency,
+        *,
+        top: int,
+        method: DraftMethod | None,
     ):
-        """`top` is how many of the likeliest ids a step reports."""
-        self._config, self._weights, self._residency, self._top = config, weights, residency, top
+        """`top` is how many of the likeliest ids a step reports, `method` how drafts are drawn,
+        None if nothing speculates.
+        """
+        self._config, self._weights, self._residency = config, weights, residency
+        self._top = top
+        self._method: DraftMethod | None = method
+
+    @property
+    def speculates(self) -> bool:
+        """Whether decode rows test drafts."""
+        return self._method is not None
 
     def chunks(
         self, rows: Sequence[PrefillRow], shape: Shape, masked: Collection[int]
@@ -51,22 +71,60 @@ class StepCalls:
     def prefill(self, state: State, made: Chunks, shape: Shape, adapter: str | None) -> Call:
         """A step of these chunks."""
         name = f"prefill of {shape.tokens} tokens, tables of {shape.pages} blocks"
-        return self._call(name, prefill, state, shape, made, adapter)
+        static = {"top": self._top, "method": self._method}
+        return self._call(name, prefill, state, shape, made, adapter, static)
 
     def decode(self, state: State, rows: Rows, shape: Shape, adapter: str | None) -> Call:
         """One device step of these rows."""
         name = f"decode of {shape.rows} rows, tables of {shape.pages} blocks"
-        return self._call(name, decode, state, shape, rows, adapter)
+        return self._call(name, decode, state, shape, rows, adapter, {"top": self._top})
 
-    def empty(self, state: State, shape: Shape) -> Call:
-        """A call of this shape without any sequence."""
+    def speculative(
+        self,
+        state: State,
+        rows: Rows,
+        widths: Sequence[int],
+        shape: Shape,
+        adapter: str | None,
+        *,
+        with_options: bool,
+    ) -> Call:
+        """One step of these rows that tests so many of their drafts."""
+        assert self._method is not None
+        options = SpeculationOptions(
+            rows=shape.tokens, method=self._method, top_logprobs=self._top if with_options else 0
+        )
+        padded = np.array([*widths, *[0] * (shape.rows - len(widths))], np.int32)
+        name = (
+            f"speculation of {shape.rows} rows and {shape.tokens} tokens, tables of {shape.pages} "
+            f"blocks, {'any' if with_options else 'no'} options"
+        )
+        static = {"options": options, "with_options": with_options}
+        drafting = DraftRows(rows=rows, widths=padded)
+        return self._call(name, speculative, state, shape, drafting, adapter, static)
+
+    def empty(self, state: State, shape: Shape) -> list[Call]:
+        """The calls of this shape, without any sequence."""
         if shape.kind == "prefill":
-            return self.prefill(state, self.chunks([], shape, ())[0], shape, None)
-        return self.decode(state, self.rows([], shape, ()), shape, None)
+            return [self.prefill(state, self.chunks([], shape, ())[0], shape, None)]
+        rows = self.rows([], shape, ())
+        if self._method is None:
+            return [self.decode(state, rows, shape, None)]
+        return [
+            self.speculative(state, rows, [], shape, None, with_options=some)
+            for some in (False, True)
+        ]
 
     def _call(
-        self, name: str, step: Any, state: State, shape: Shape, rows: Any, adapter: str | None
+        self,
+        name: str,
+        step: Any,
+        state: State,
+        shape: Shape,
+        rows: Any,
+        adapter: str | None,
+        static: dict[str, Any],
     ) -> Call:
         args = (self._weights.of(adapter), state, self._residency.masks, rows)
-        static = {"tree": self._weights.tree, "pages": shape.pages, "top": self._top}
+        static = {"tree": self._weights.tree, "pages": shape.pages, **static}
         return Call(name=name, step=step, args=args, static=static, donated=1)

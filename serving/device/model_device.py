@@ -6,8 +6,7 @@ adapter that takes part and as often as the plan has device steps. Nothing here 
 of a dispatch are calls of one program, whose state never leaves the device.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,21 +18,22 @@ from minimax_jax.cache import Cache
 from minimax_jax.loaded import LoadedModel
 from minimax_jax.lora import Adapter
 from serving.device.adapters import Adapters
-from serving.device.arrays import num_scored, reports_logprobs
 from serving.device.calls import StepCalls
 from serving.device.compilations import CompilationCounter
+from serving.device.drafts import no_proposal, speculation_of
 from serving.device.placement import check_data_ranks, placed
 from serving.device.programs import Programs
 from serving.device.residency import Residency
-from serving.device.results import DecodePart, Dispatched, PrefillPart, Taken
+from serving.device.results import Dispatched, Survivals
 from serving.device.slots import Slots
+from serving.device.step_runner import StepRunner
 from serving.device.steps import State
 from serving.device.weights import ServedWeights
 from serving.device_api import Mask, Slot
 from serving.engine_api import Profile
-from serving.scheduling.plan import PrefillRow, StepPlan
+from serving.scheduling.plan import StepPlan
 from serving.scheduling.sampling_params import SamplingParams
-from serving.scheduling.shapes import Shape, Shapes
+from serving.scheduling.shapes import Shapes
 
 Progress = Callable[[str, int, int], None]
 
@@ -52,16 +52,27 @@ class ModelDevice:
         """Raises ValueError with a sentence for what cannot be served."""
         check_data_ranks(loaded.mesh)
         self.config, self.shapes = config, Shapes(config, num_blocks)
-        self._num_blocks, self._layout = num_blocks, loaded.layout
+        self._num_blocks = num_blocks
         self._place = partial(placed, mesh=loaded.mesh)
         self._programs = Programs(loaded.on_mesh)
         self._counter: CompilationCounter | None = None
         named = Adapters(adapters or {}, loaded.adapter, self._place)
-        self._weights = ServedWeights(loaded.model, named)
+        speculation = speculation_of(loaded, config.num_speculative_tokens)
+        drafter = None if speculation is None else speculation.drafter
+        self._weights = ServedWeights(loaded.model, drafter, named)
+        self._survivals = None
+        if speculation is not None:
+            self._survivals = Survivals(
+                temperatures=speculation.calibration.temperatures,
+                num_drafts=config.num_speculative_tokens,
+            )
         vocab_size = loaded.config.vocab_size
-        slots = self._place(Slots.empty(config.max_num_seqs, config.max_blocks, vocab_size))
-        cache = Cache.empty(self._layout, num_blocks, loaded.mesh)
-        self._state = State(cache=cache, slots=slots)
+        slots = Slots.empty(config.max_num_seqs, config.max_blocks, vocab_size)
+        if drafter is not None:
+            proposal = no_proposal(loaded.model, drafter, config.max_num_seqs)
+            slots = replace(slots, proposal=proposal)
+        slots = self._place(slots)
+        cache = Cache.empty(loaded.layout, num_blocks, loaded.mesh)
         self._residency = Residency(
             self._programs,
             slots,
@@ -71,7 +82,15 @@ class ModelDevice:
             place=self._place,
         )
         top = min(config.max_logprobs, vocab_size)
-        self._calls = StepCalls(config, self._weights, self._residency, top)
+        method = None if speculation is None else speculation.config.draft_sample_method
+        self._calls = StepCalls(config, self._weights, self._residency, top=top, method=method)
+        self._runner = StepRunner(
+            self._programs,
+            self.shapes,
+            self._calls,
+            self._residency,
+            State(cache=cache, slots=slots),
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -96,7 +115,7 @@ class ModelDevice:
     @property
     def slot_bytes(self) -> int:
         """What is kept beside the weights and the pool."""
-        kept = jax.tree.leaves((self._state.slots, self._residency.masks))
+        kept = jax.tree.leaves((self._runner.state.slots, self._residency.masks))
         return sum(leaf.nbytes for leaf in kept)
 
     def check(self, sampling: SamplingParams) -> None:
@@ -110,8 +129,9 @@ class ModelDevice:
 
         `progress` hears of each one when it is done: its name, how many are, how many there are.
         """
-        calls = self._residency.warm_up_calls(self._state.slots)
-        calls += [self._calls.empty(self._state, shape) for shape in self.shapes.all()]
+        calls = self._residency.warm_up_calls(self._runner.state.slots)
+        for shape in self.shapes.all():
+            calls += self._calls.empty(self._runner.state, shape)
         unique = list({call.name: call for call in calls}.values())
         done: list[str] = []
 
@@ -128,7 +148,8 @@ class ModelDevice:
         largest = {shape.kind: shape for shape in sorted(self.shapes.all())}
         sizes = []
         for shape in largest.values():
-            needs = self._programs.prepare(self._calls.empty(self._state, shape)).memory_analysis()
+            call = self._calls.empty(self._runner.state, shape)[-1]  # the form with more to do
+            needs = self._programs.prepare(call).memory_analysis()
             assert needs is not None, "this backend tells nothing of a program's memory"
             results = needs.output_size_in_bytes - needs.alias_size_in_bytes
             sizes.append(needs.temp_size_in_bytes + results)
@@ -147,74 +168,22 @@ class ModelDevice:
             raise ValueError(f"the plan has {len(plan.ranks)} data ranks, and the engine runs one")
         [rank] = plan.ranks
         own = {slot: mask for (_, slot), mask in masks.items()}
-        slots = self._residency.apply(self._state.slots, rank, own)
-        self._state = replace(self._state, slots=slots)
+        state = self._runner.state
+        slots = self._residency.apply(state.slots, rank, own)
+        self._runner.state = replace(state, slots=slots)
         prefills, decodes = [], []
         if plan.prefill_shape is not None:
-            for name, indices in self._by_adapter([row.slot for row in rank.prefills]):
-                rows = [rank.prefills[i] for i in indices]
-                prefills.append(self._prefill(indices, rows, plan.prefill_shape, name, own))
+            prefills = self._runner.prefills(rank, plan.prefill_shape, own)
         if plan.decode_shape is not None:
-            for name, indices in self._by_adapter(rank.decode_slots):
-                in_slots = [rank.decode_slots[i] for i in indices]
-                decodes.append(self._decode(indices, in_slots, plan.decode_shape, name, own))
+            decodes = self._runner.decodes(rank, plan.decode_shape, own)
         return Dispatched(
             step_id=plan.step_id,
             num_prefills=len(rank.prefills),
             num_decodes=len(rank.decode_slots),
             prefills=prefills,
             decodes=decodes,
+            survivals=self._survivals,
         )
-
-    def _by_adapter(self, slots: Sequence[int]) -> list[tuple[str | None, list[int]]]:
-        """The rows of each adapter, by their index."""
-        groups: dict[str | None, list[int]] = defaultdict(list)
-        for index, slot in enumerate(slots):
-            groups[self._residency.residents[slot].admission.adapter].append(index)
-        return list(groups.items())
-
-    def _prefill(
-        self,
-        indices: Sequence[int],
-        rows: Sequence[PrefillRow],
-        planned: Shape,
-        adapter: str | None,
-        masked: Collection[int],
-    ) -> PrefillPart:
-        tokens = sum(row.length for row in rows)
-        shape = self.shapes.prefill(tokens=tokens, pages=planned.pages)
-        made, places = self._calls.chunks(rows, shape, masked)
-        call = self._calls.prefill(self._state, made, shape, adapter)
-        self._state, prefilled = self._programs.run(call)
-        residents = [self._residency.residents[row.slot] for row in rows]
-        scored = any(map(num_scored, rows, residents))
-        taken = Taken.of(
-            prefilled.sampled,
-            logprobs=any(map(reports_logprobs, residents)),
-            prompts=prefilled.prompts if scored else None,
-        )
-        return PrefillPart(
-            indices=indices, rows=rows, places=places, residents=residents, taken=taken
-        )
-
-    def _decode(
-        self,
-        indices: Sequence[int],
-        slots: Sequence[int],
-        planned: Shape,
-        adapter: str | None,
-        masked: Collection[int],
-    ) -> DecodePart:
-        num = len(slots)
-        shape = self.shapes.decode(rows=num, tokens=num, pages=planned.pages, steps=planned.steps)
-        rows, taken = self._calls.rows(slots, shape, masked), []
-        residents = [self._residency.residents[slot] for slot in slots]
-        logprobs = any(map(reports_logprobs, residents))
-        for _ in range(shape.steps):
-            call = self._calls.decode(self._state, rows, shape, adapter)
-            self._state, sampled = self._programs.run(call)
-            taken.append(Taken.of(sampled, logprobs=logprobs))
-        return DecodePart(indices=indices, residents=residents, taken=taken)
 
     # ---- other weights, profiles
 

@@ -14,6 +14,7 @@ from minimax_jax.sampling.masks import BITS
 from serving.device import slots as updates
 from serving.device.admitted import admitted, block_entries, edits_row, penalties_row
 from serving.device.arrays import Resident
+from serving.device.limits import LIMITS
 from serving.device.programs import Call, Programs
 from serving.device.row_params import row_params
 from serving.device.slots import Slots
@@ -73,7 +74,9 @@ class Residency:
 
     def check(self, sampling: SamplingParams) -> None:
         """Raises ValueError with a sentence for options that no row can have."""
-        row_params(sampling, seed=0, stop_ids=sampling.stop_token_ids, tokenizer=self._tokenizer)
+        stop_ids, tokenizer = sampling.stop_token_ids, self._tokenizer
+        params = row_params(sampling, seed=0, stop_ids=stop_ids, tokenizer=tokenizer)
+        LIMITS.check(params, LIMITS.stop_ids - LIMITS.own)
 
     def _calls(self, plan: RankPlan) -> Iterator[Call]:
         """The updates of a plan, which take the slots as their first argument."""
@@ -113,12 +116,14 @@ class Residency:
         return Call(name="masks", step=updates.set_masks, args=(self.masks, at, rows))
 
     def _params_of(self, admission: Admission) -> RowParams:
-        return row_params(
+        params = row_params(
             admission.sampling,
             seed=admission.seed,
             stop_ids=admission.stop_ids,
             tokenizer=self._tokenizer,
         )
+        LIMITS.check(params, LIMITS.stop_ids)
+        return params
 
 
 _NOBODY = Admission(

@@ -1,14 +1,17 @@
 """What a dispatch gave, as the scheduler reads it: arrays of the device become lists by row."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
 
 from minimax_jax.sampling import TokenLogprobs
 from serving.device.arrays import Resident, num_scored, reports_logprobs
+from serving.device.drafts import Drafted
 from serving.device.sampler import BROKEN, NO_TOKEN, Sampled
+from serving.device.speculative_step import Committed
 from serving.scheduling.plan import PrefillRow, RankResult, RowLogprobs, StepResult
 
 
@@ -16,20 +19,26 @@ from serving.scheduling.plan import PrefillRow, RankResult, RowLogprobs, StepRes
 class Taken:
     """What one program gave that is wanted, on its way to the host; None is not wanted."""
 
-    tokens: jax.Array
+    tokens: Any  # [B], or [k, B] of a speculative step
     logprobs: TokenLogprobs | None
     prompts: TokenLogprobs | None = None
+    drafted: Drafted | None = None
 
     @classmethod
     def of(
-        cls, sampled: Sampled, *, logprobs: bool, prompts: TokenLogprobs | None = None
+        cls,
+        sampled: Sampled | Committed,
+        *,
+        logprobs: bool,
+        prompts: TokenLogprobs | None = None,
+        drafted: Drafted | None = None,
     ) -> "Taken":
         """Begins to copy it to the host."""
-        assert isinstance(sampled.tokens, jax.Array)
         taken = cls(
             tokens=sampled.tokens,
             logprobs=sampled.logprobs if logprobs else None,
             prompts=prompts,
+            drafted=drafted,
         )
         for leaf in taken.leaves():
             leaf.copy_to_host_async()
@@ -37,11 +46,41 @@ class Taken:
 
     def leaves(self) -> list[jax.Array]:
         """All arrays."""
-        return jax.tree.leaves((self.tokens, self.logprobs, self.prompts))
+        return jax.tree.leaves((self.tokens, self.logprobs, self.prompts, self.drafted))
 
     def fetched(self) -> "Taken":
         """The same in numpy arrays; waits for them."""
         return Taken(**jax.device_get(vars(self)))
+
+    def by_place(self) -> list["Taken"]:
+        """The tokens of each place by themselves, once they are on the host."""
+        if self.tokens.ndim == 1:
+            return [self]
+        return [
+            Taken(tokens=row, logprobs=jax.tree.map(lambda x, k=k: x[k], self.logprobs))
+            for k, row in enumerate(self.tokens)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survivals:
+    """What the head's logits mean: the probability that a draft is kept together with those before
+    it, by calibrated temperatures; of the first `num_drafts`, which are all that are ever tested.
+    """
+
+    temperatures: Sequence[float]
+    num_drafts: int
+
+    def cut(self, drafts: np.ndarray) -> list[int]:
+        """The drafts that may be tested."""
+        return drafts[: self.num_drafts].tolist()
+
+    def of(self, confidence: np.ndarray) -> list[float]:
+        """As `minimax_jax.speculative.budget.survivals`, of one row on the host; NaN is 0."""
+        wanted = np.nan_to_num(confidence[: self.num_drafts].astype(np.float32), nan=-np.inf)
+        scaled = wanted / np.asarray(self.temperatures, np.float32)[: self.num_drafts]
+        with np.errstate(over="ignore"):
+            return np.cumprod(1 / (1 + np.exp(-scaled))).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,31 +114,46 @@ class Dispatched:
     num_decodes: int
     prefills: Sequence[PrefillPart]
     decodes: Sequence[DecodePart]
+    survivals: Survivals | None  # None without a drafter
 
     def result(self) -> StepResult:
         """What it gave; waits for it."""
-        prefills: list[list[int]] = [[] for _ in range(self.num_prefills)]
-        decodes: list[list[int]] = [[] for _ in range(self.num_decodes)]
+        result = RankResult(
+            prefills=[[] for _ in range(self.num_prefills)],
+            decodes=[[] for _ in range(self.num_decodes)],
+        )
         broken: set[int] = set()
-        logprobs: dict[int, RowLogprobs] = {}
-        prompt_logprobs: dict[int, RowLogprobs] = {}
         for part in self.prefills:
             taken = part.taken.fetched()
-            for row, index in enumerate(part.indices):
-                _take_row(part.residents[row], row, [taken], prefills[index], broken, logprobs)
-            prompt_logprobs |= _scores(part, taken)
+            self._take(part, [taken], result.prefills, result, broken)
+            result.prompt_logprobs.update(_scores(part, taken))
         for part in self.decodes:
-            steps = [taken.fetched() for taken in part.taken]
-            for row, index in enumerate(part.indices):
-                _take_row(part.residents[row], row, steps, decodes[index], broken, logprobs)
-        result = RankResult(
-            prefills=prefills,
-            decodes=decodes,
-            broken=frozenset(broken),
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-        )
+            taken = [one.fetched() for one in part.taken]
+            self._take(part, taken, result.decodes, result, broken)
+        result = replace(result, broken=frozenset(broken))
         return StepResult(step_id=self.step_id, ranks=[result])
+
+    def _take(
+        self,
+        part: PrefillPart | DecodePart,
+        taken: Sequence[Taken],
+        tokens: list[list[int]],
+        result: RankResult,
+        broken: set[int],
+    ) -> None:
+        """Adds a part's rows to the result."""
+        places = [place for one in taken for place in one.by_place()]
+        drafted = taken[-1].drafted
+        for row, index in enumerate(part.indices):
+            resident = part.residents[row]
+            _take_row(resident, row, places, tokens[index], broken, result.logprobs)
+            if drafted is not None and tokens[index] and self.survivals is not None:
+                slot = resident.admission.slot
+                result.drafts[slot] = self.survivals.cut(np.asarray(drafted.tokens[row]))
+                if drafted.confidence is not None:
+                    result.confidences[slot] = self.survivals.of(
+                        np.asarray(drafted.confidence[row])
+                    )
 
 
 def _take_row(

@@ -7,7 +7,6 @@ from configs.sampling import TokenSampling
 from minimax_jax.bad_words import bad_word_ids
 from minimax_jax.chat import Tokenizer
 from minimax_jax.sampling import SamplingParams as RowParams
-from serving.device.limits import LIMITS
 from serving.scheduling.sampling_params import SamplingParams
 
 _SHARED = [field.name for field in fields(TokenSampling) if field.name != "stop_token_ids"]
@@ -16,15 +15,11 @@ _SHARED = [field.name for field in fields(TokenSampling) if field.name != "stop_
 def row_params(
     asked: SamplingParams, *, seed: int, stop_ids: Sequence[int], tokenizer: Tokenizer | None
 ) -> RowParams:
-    """Raises ValueError with a sentence for what no row can do: bad words without a tokenizer, or
-    lists that are too long.
-    """
+    """Raises ValueError with a sentence for bad words without a tokenizer."""
     words = ()
     if asked.bad_words:
         if tokenizer is None:
             raise ValueError("bad_words need a tokenizer, and the model has none")
         words = bad_word_ids(tokenizer, asked.bad_words)
     shared = {name: getattr(asked, name) for name in _SHARED}
-    params = RowParams(**shared, stop_token_ids=tuple(stop_ids), seed=seed, bad_words=words)
-    LIMITS.check(params)
-    return params
+    return RowParams(**shared, stop_token_ids=tuple(stop_ids), seed=seed, bad_words=words)

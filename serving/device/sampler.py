@@ -37,6 +37,11 @@ class Asks:
     masks: Bool[Sent, ""]
     logprobs: Bool[Sent, ""]
 
+    @property
+    def any(self) -> bool:
+        """Whether there is anything, as the host knows it."""
+        return bool(self.edits or self.penalties or self.masks or self.logprobs)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from minimax_jax.sampling.edits import Edits
 from minimax_jax.sampling.masks import BITS
 from minimax_jax.sampling.penalties import Penalties
 from minimax_jax.speculative.commit import Anchors
+from minimax_jax.speculative.drafting import Proposal
 from serving.device.limits import LIMITS
 
 Sent = Any  # an array of the host outside a step, one of the device within
@@ -35,6 +36,7 @@ class Slots:
     anchors: Anchors
     sampling: SamplingState
     history: History
+    proposal: Proposal | None = None  # the drafts after each anchor; None without a drafter
 
     @classmethod
     def empty(cls, num_slots: int, num_pages: int, vocab_size: int) -> "Slots":

@@ -22,6 +22,8 @@ from minimax_jax.cache import Cache
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
 from minimax_jax.sampling import TokenLogprobs, chunked_logprobs
+from minimax_jax.speculative.drafting import DraftMethod, inject
+from serving.device.drafts import Drafted, first_drafts
 from serving.device.sampler import Rows, Sampled, next_tokens, no_logprobs
 from serving.device.slots import Sent, Slots
 
@@ -29,7 +31,7 @@ from serving.device.slots import Sent, Slots
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The leaves of a model, which dispatch faster than the model itself, and an adapter."""
+    """The leaves of a model and its drafter, which dispatch faster than they, and an adapter."""
 
     leaves: list[Array]
     adapter: Adapter
@@ -65,12 +67,13 @@ class Chunks:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Prefilled:
-    """The first tokens of the prompts that ended; and the prompts' own log-probabilities, flat over
-    the tiles, zeros where nobody asked.
+    """The first tokens of the prompts that ended, with drafts of the next ones if there is a
+    drafter; and the prompts' own log-probabilities, flat over the tiles, zeros where nobody asked.
     """
 
     sampled: Sampled
     prompts: TokenLogprobs
+    drafted: Drafted | None
 
 
 def prefill(
@@ -82,16 +85,20 @@ def prefill(
     tree: Any,
     pages: int,
     top: int,
+    method: DraftMethod | None,
 ) -> tuple[State, Prefilled]:
-    """Runs the chunks into their pages, and draws the next token where a prompt ends."""
-    model: Model = jax.tree.unflatten(tree, weights.leaves)
+    """Runs the chunks into their pages, and draws the next token where a prompt ends. With a
+    drafter, whose `method` it is, drafts follow.
+    """
+    model, drafter = jax.tree.unflatten(tree, weights.leaves)
     slots, adapter = state.slots, weights.adapter
+    layers = () if drafter is None else drafter.config.target_layers
     batch = Batch(
         tokens=chunks.tokens,
         positions=chunks.positions,
         block_table=slots.tables[chunks.tile_slots, :pages],
     )
-    hidden, cache, _ = model.hidden(batch, state.cache.layout, state.cache, adapter)
+    hidden, cache, taps = model.hidden(batch, state.cache.layout, state.cache, adapter, taps=layers)
     assert cache is not None
     hidden = hidden.reshape(-1, hidden.shape[-1])
     last = jnp.maximum(chunks.last, 0)
@@ -104,8 +111,14 @@ def prefill(
         live=_wants_a_token(chunks, slots),
         top=top,
     )
-    prompts = _scored(model, adapter, hidden, chunks, top)
-    return State(cache=cache, slots=slots), Prefilled(sampled=sampled, prompts=prompts)
+    prompts, drafted = _scored(model, adapter, hidden, chunks, top), None
+    if drafter is not None:
+        assert method is not None
+        cache = inject(drafter, cache, taps, batch)
+        ends = jnp.where(chunks.last >= 0, chunks.rows.slots, slots.num_slots)
+        slots, drafted = first_drafts(model, drafter, cache, slots, ends, pages, method)
+    state = State(cache=cache, slots=slots)
+    return state, Prefilled(sampled=sampled, prompts=prompts, drafted=drafted)
 
 
 def decode(
@@ -119,7 +132,7 @@ def decode(
     top: int,
 ) -> tuple[State, Sampled]:
     """Runs each row's anchor and draws the token after it; a sequence that has ended rests."""
-    model: Model = jax.tree.unflatten(tree, weights.leaves)
+    model, _ = jax.tree.unflatten(tree, weights.leaves)
     slots, adapter = state.slots, weights.adapter
     anchors = jax.tree.map(lambda x: x[rows.slots], slots.anchors)
     live = anchors.running & (rows.slots < slots.num_slots)

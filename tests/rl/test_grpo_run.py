@@ -183,12 +183,14 @@ def test_dynamic_sampling_asks_on_and_gives_up_with_a_sentence():
 
 def test_faults_take_no_part_and_are_counted():
     def raises_at_odd(question, answer):
-        return 1.0 / (answer.num_tokens % 2 == 0)
+        return 1.0 / (len(answer.thought or answer.text) % 2 == 0)
 
     with Grader(raises_at_odd, 0, 1.0) as grader:
         asker = start_run(CONFIG, NOWHERE, loaded=LOADED).asker(grader)
         batch = asker.batch(toy_policy(LOADED)[1], 0)
-    odd = [r for group in batch.groups for r in group.rollouts if len(r.tokens) % 2]
+    odd = [
+        one for group in batch.groups for one in group.answers if len(one.thought or one.text) % 2
+    ]
     assert batch.faults["error"] == len(odd) > 0
     assert "ZeroDivisionError" in batch.examples["error"]
     _, advantages = learnable(batch.groups, CONFIG)

@@ -131,7 +131,7 @@ def test_a_mask_binds_the_next_token_of_its_sequence_alone(device):
     ("options", "sentence"),
     [
         ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias has 1025 entries, and 1024"),
-        ({"stop_token_ids": tuple(range(65))}, "stop_token_ids has 65 entries, and 64 is the most"),
+        ({"stop_token_ids": tuple(range(49))}, "stop_token_ids has 49 entries, and 48 is the most"),
         ({"bad_words": ("x" * 60 + "qzk",)}, "the longest of bad_words has"),
     ],
 )

@@ -1,0 +1,104 @@
+"""Speculation on a real device: the tokens are those of plain decoding, whatever is drafted."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from configs.speculative import SpeculativeConfig
+from minimax_jax.sampling import packed_mask
+from minimax_jax.speculative.calibration import Calibration
+from minimax_jax.speculative.setup import Speculation
+from serving.device import ModelDevice
+from serving.scheduling.sampling_params import StructuredOutput
+from tests.drafter.models import drafted, random_drafter
+from tests.model.models import random_loaded, small
+from tests.serving.devices import Driver, assert_right, config_of, output
+
+CONFIG = drafted(small(2, num_tokens=501))
+PLAIN = random_loaded(small(2, num_tokens=501))
+LOADED = replace(
+    PLAIN,
+    speculation=Speculation(
+        drafter=random_drafter(CONFIG),
+        config=SpeculativeConfig(num_speculative_tokens=3, kv_cache_dtype="auto"),
+        calibration=Calibration.none(7),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def device():
+    made = ModelDevice(LOADED, config_of(num_speculative_tokens=3), num_blocks=96)
+    yield made
+    made.close()
+
+
+def test_greedy_tokens_are_those_of_plain_decoding_whoever_runs_beside(device):
+    driver = Driver(device, PLAIN)
+    for i, length in enumerate((1, 16, 47, 100, 300)):
+        driver.ask(f"greedy {i}", length, max_tokens=20)
+    driver.ask("seeded", 60, max_tokens=20, temperature=1.0, seed=3)
+    *greedy, seeded = driver.run()
+    for request in greedy:
+        assert_right(PLAIN, request)
+    assert len(output(seeded)) == 20 or seeded.finish_reason == "stop"
+    assert sum(one.draft_tokens for one in greedy) > 0
+
+
+@pytest.mark.slow
+def test_options_and_preemption_change_nothing_of_greedy_speculation(device):
+    driver = Driver(device, PLAIN, num_blocks=14, enable_prefix_caching=False)
+    driver.ask("penalties", 40, max_tokens=40, frequency_penalty=0.5, repetition_penalty=1.2)
+    driver.ask("edits", 41, max_tokens=40, logit_bias={5: 3.0}, bad_words=("e",))
+    driver.ask("stops", 42, max_tokens=40, min_tokens=8, stop_token_ids=tuple(range(0, 500, 13)))
+    driver.ask("logprobs", 43, max_tokens=40, logprobs=2)
+    asked = driver.run()
+    assert sum(one.num_preemptions for one in asked) > 0
+    for request in asked:
+        assert_right(PLAIN, request)
+
+
+def test_drafts_come_with_survivals_that_never_rise(device):
+    driver = Driver(device, PLAIN)
+    driver.ask("r", 50, max_tokens=20)
+    driver.run()
+    rows = [row for result in driver.results for row in result.confidences.values()]
+    drafts = [row for result in driver.results for row in result.drafts.values()]
+    assert len(rows) == len(drafts) > 3
+    assert all(len(row) == 3 for row in rows + drafts)
+    assert all(0 <= b <= a <= 1 for row in rows for a, b in pairwise(row))
+
+
+def test_a_mask_for_each_draft_binds_the_tokens_there(device):
+    driver = Driver(device, PLAIN)
+    grammar = StructuredOutput(kind="regex", text="x")
+    bound = driver.ask("bound", 40, max_tokens=15, structured_outputs=grammar)
+    beside = driver.ask("beside", 41, max_tokens=15)
+
+    def masks(plan):
+        """Ids whose remainder by 3 is that of their place."""
+        [rank] = plan.ranks
+        slots = [row.slot for row in rank.prefills] + rank.decode_slots
+        if bound.slot not in slots:
+            return {}
+        places = bound.num_output_tokens + np.arange(4)
+        return {(0, bound.slot): packed_mask(np.arange(501) % 3 == places[:, None] % 3)}
+
+    driver.run(masks)
+    assert len(output(bound)) == 15
+    assert [token % 3 for token in output(bound)] == [place % 3 for place in range(15)]
+    assert_right(PLAIN, beside)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "drafts", "sentence"),
+    [
+        (PLAIN, 3, "num_speculative_tokens=3, but the model is loaded without its drafter"),
+        (LOADED, 8, "num_speculative_tokens=8 is more than the drafter's 7"),
+    ],
+)
+def test_drafts_that_cannot_be_had_are_refused(loaded, drafts, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ModelDevice(loaded, config_of(num_speculative_tokens=drafts), num_blocks=8)
