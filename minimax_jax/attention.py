@@ -2,43 +2,53 @@
 the cache format.
 
 Without a cache the keys are this batch's own tiles, passed through the format; with one they are
-written to pages and read back. Everything after that is the same code.
+written to pages and read back. Everything after that is the same code. Between the projections
+every device works on its own heads and its own rank of the pool (`sharding.local`).
 """
 
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
 from configs.model import ModelConfig
-from minimax_jax.batch import Batch
-from minimax_jax.cache import layer_pages
+from configs.parts import IndexerConfig
+from minimax_jax.cache import POOL_AXES, layer_pages, own_heads
+from minimax_jax.context import Context
 from minimax_jax.layers import GemmaNorm, Linear
 from minimax_jax.lora import Adapter, part
-from minimax_jax.rope import rope_angles
 from pallas_kernels.block_select import block_select
 from pallas_kernels.kv_insert import KeyTransform, Rows, kv_insert, norm_rope
 from pallas_kernels.layouts.pages import Blocks, Source
-from pallas_kernels.layouts.pool import PoolLayout, through_cache
+from pallas_kernels.layouts.pool import through_cache
 from pallas_kernels.sparse_attention import dense_attention, sparse_attention
+from sharding.apply import local
+
+
+class Projections(NamedTuple):
+    """What attention makes of the stream, before norms and rotation. A dense layer has no index."""
+
+    q: Float[Array, "B T N H"]
+    k: Float[Array, "B T K H"]
+    v: Float[Array, "B T K H"]
+    index_q: Float[Array, "B T K I"] | None
+    index_k: Float[Array, "B T 1 I"] | None
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
-class Context:
-    """What all layers of one step share: the batch, its angles, and how the cache stores."""
+class Norms:
+    """The weights of the four norms, and what they add to a mean square."""
 
-    batch: Batch
-    cos: Float[Array, "B T r"]
-    sin: Float[Array, "B T r"]
-    layout: PoolLayout = field(metadata={"static": True})
-
-    @classmethod
-    def of(cls, batch: Batch, config: ModelConfig, layout: PoolLayout) -> "Context":
-        """The context of a batch."""
-        cos, sin = rope_angles(batch.positions, config.attention)
-        return cls(batch=batch, cos=cos, sin=sin, layout=layout)
+    q: Float[Array, "H"]
+    k: Float[Array, "H"]
+    index_q: Float[Array, "I"] | None
+    index_k: Float[Array, "I"] | None
+    eps: float = field(metadata={"static": True})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +58,12 @@ class Keys:
     k: Source
     v: Source
     index_k: Source | None
+
+
+# Logical axes of what `_through_pages` takes and gives.
+_HEADS, _OF_BATCH = ("batch", None, "heads", None), ("batch", None, None, None)
+_KV_HEADS, _INDEX_HEADS = ("batch", None, "kv_heads", None), ("batch", None, "index_heads", None)
+_PROJECTIONS = Projections._make([_HEADS, _KV_HEADS, _KV_HEADS, _INDEX_HEADS, _OF_BATCH])
 
 
 class Attention(nnx.Module):
@@ -68,77 +84,56 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        pool: UInt8[Array, "P lines 128"] | None,
+        pool: UInt8[Array, "ranks P lines 128"] | None,
         line: Array | int,
         context: Context,
         adapter: Adapter = None,
-    ) -> tuple[Float[Array, "B T D"], UInt8[Array, "P lines 128"] | None]:
+    ) -> tuple[Float[Array, "B T D"], UInt8[Array, "ranks P lines 128"] | None]:
         """The layer's output and the pool with this batch's keys in it (None stays None)."""
-        c, formats = self.config, context.layout.formats
+        raw, norms = self._projections(x, adapter), self._norms()
+        choice = None if self.indexer is None else self.indexer.config
         if pool is None:
-            keys = self.packed_keys(x, context, adapter)
+            out = _attended(raw, _packed_keys(raw, norms, context), norms, context, choice)
         else:
-            pool = self._insert(pool, line, self._rows(x, adapter), context)
-            k, v, index_k = layer_pages(pool, context.layout, line, sparse=self.indexer is not None)
-            keys = Keys(k=k, v=v, index_k=index_k)
-        q = self.q_proj(x, part(adapter, "q_proj"))
-        q = q.reshape(*x.shape[:2], c.num_heads, c.head_dim)
-        q = norm_rope(q, self.q_norm.weight.get_value(), context.cos, context.sin, self.q_norm.eps)
-        q = through_cache(q, "fp8") if formats.rounds_queries(formats.kv) else q
-        table, positions = context.batch.block_table, context.batch.positions
-        scale = c.head_dim**-0.5
-        if self.indexer is None or keys.index_k is None:
-            out, _ = dense_attention(q, keys.k, keys.v, table, positions, scale=scale)
-        else:
-            ids = self.indexer(x, keys.index_k, context, part(adapter, "indexer"))
-            out, _ = sparse_attention(q, keys.k, keys.v, ids, table, positions, scale=scale)
-        out = out.reshape(*x.shape[:2], c.num_heads * c.head_dim)
+            through_pages = local(
+                partial(_through_pages, choice=choice),
+                in_axes=[POOL_AXES, (), _PROJECTIONS, (None,), ("batch", None, None)],
+                out_axes=[_HEADS, POOL_AXES],
+                rules=context.rules,
+            )
+            out, pool = through_pages(pool, jnp.asarray(line), raw, norms, context)
+        out = out.reshape(*x.shape[:2], self.config.num_heads * self.config.head_dim)
         return self.o_proj(out, part(adapter, "o_proj")), pool
 
     def packed_keys(
         self, x: Float[Array, "B T D"], context: Context, adapter: Adapter = None
     ) -> Keys:
         """The batch's own tiles, cut into blocks, as the cache would give them back."""
-        rows, t, formats = self._rows(x, adapter), self._transform(context), context.layout.formats
-        Z = context.layout.block_size
-        assert x.shape[1] % Z == 0, "without a cache a tile is whole blocks"
+        return _packed_keys(self._projections(x, adapter), self._norms(), context)
 
-        def blocks(x_ThW, fmt):
-            seen = through_cache(x_ThW, fmt, formats.compute)
-            return Blocks(seen.reshape(x_ThW.shape[0] // Z, Z, *x_ThW.shape[1:]))
+    def _projections(self, x: Float[Array, "B T D"], adapter: Adapter) -> Projections:
+        c, indexer, of_index = self.config, self.indexer, part(adapter, "indexer")
 
-        k = norm_rope(rows.k, t.k_norm, t.cos, t.sin, t.eps)
-        index_k = None
-        if rows.index_k is not None and t.index_norm is not None:
-            index_k = blocks(
-                norm_rope(rows.index_k, t.index_norm, t.cos, t.sin, t.eps), formats.index
-            )
-        return Keys(k=blocks(k, formats.kv), v=blocks(rows.v, formats.kv), index_k=index_k)
+        def heads(linear: Linear, count: int, name: str):
+            return linear(x, part(adapter, name)).reshape(*x.shape[:2], count, c.head_dim)
 
-    def _rows(self, x: Float[Array, "B T D"], adapter: Adapter) -> Rows:
-        """Raw keys and values of the batch, its tokens flattened to one axis."""
-        flat_TD = x.reshape(-1, x.shape[-1])
-        shape = (-1, self.config.num_kv_heads, self.config.head_dim)
-        return Rows(
-            k=self.k_proj(flat_TD, part(adapter, "k_proj")).reshape(shape),
-            v=self.v_proj(flat_TD, part(adapter, "v_proj")).reshape(shape),
-            index_k=None
-            if self.indexer is None
-            else self.indexer.index_key(flat_TD, part(adapter, "indexer")),
+        return Projections(
+            q=heads(self.q_proj, c.num_heads, "q_proj"),
+            k=heads(self.k_proj, c.num_kv_heads, "k_proj"),
+            v=heads(self.v_proj, c.num_kv_heads, "v_proj"),
+            index_q=None if indexer is None else indexer.queries(x, of_index),
+            index_k=None if indexer is None else indexer.key(x, of_index),
         )
 
-    def _transform(self, context: Context) -> KeyTransform:
-        return KeyTransform(
-            k_norm=self.k_norm.weight.get_value(),
-            index_norm=None if self.indexer is None else self.indexer.k_norm.weight.get_value(),
-            cos=context.cos.reshape(-1, context.cos.shape[-1]),
-            sin=context.sin.reshape(-1, context.sin.shape[-1]),
-            eps=self.k_norm.eps,
+    def _norms(self) -> Norms:
+        indexer = self.indexer
+        return Norms(
+            q=self.q_norm.weight.get_value(),
+            k=self.k_norm.weight.get_value(),
+            index_q=None if indexer is None else indexer.q_norm.weight.get_value(),
+            index_k=None if indexer is None else indexer.k_norm.weight.get_value(),
+            eps=self.q_norm.eps,
         )
-
-    def _insert(self, pool, line, rows: Rows, context: Context):
-        slots = context.batch.slots(context.layout.block_size)
-        return kv_insert(pool, context.layout, line, rows, slots, self._transform(context))
 
 
 class Indexer(nnx.Module):
@@ -154,24 +149,106 @@ class Indexer(nnx.Module):
         self.k_norm = GemmaNorm(c.head_dim, config.norm_eps)
         self.config = c
 
-    def index_key(self, x: Float[Array, "T D"], adapter: Adapter) -> Float[Array, "T 1 I"]:
+    def queries(self, x: Float[Array, "B T D"], adapter: Adapter) -> Float[Array, "B T K I"]:
+        """The raw index queries, before norm and rotation."""
+        c = self.config
+        return self.q_proj(x, part(adapter, "q_proj")).reshape(
+            *x.shape[:2], c.num_heads, c.head_dim
+        )
+
+    def key(self, x: Float[Array, "B T D"], adapter: Adapter) -> Float[Array, "B T 1 I"]:
         """The raw index key, before norm and rotation."""
-        return self.k_proj(x, part(adapter, "k_proj"))[:, None]
+        return self.k_proj(x, part(adapter, "k_proj"))[:, :, None]
 
     def __call__(
         self, x: Float[Array, "B T D"], index_k: Source, context: Context, adapter: Adapter = None
     ) -> Int[Array, "B T K C"]:
         """The blocks that each query attends to."""
-        c, formats = self.config, context.layout.formats
-        q = self.q_proj(x, part(adapter, "q_proj")).reshape(*x.shape[:2], c.num_heads, c.head_dim)
-        q = norm_rope(q, self.q_norm.weight.get_value(), context.cos, context.sin, self.q_norm.eps)
-        q = through_cache(q, "fp8") if formats.rounds_queries(formats.index) else q
-        return block_select(
-            q,
-            index_k,
-            context.batch.block_table,
-            context.batch.positions,
-            top_k=c.top_k,
-            init_blocks=c.init_blocks,
-            local_blocks=c.local_blocks,
-        )
+        q, norm = self.queries(x, adapter), self.q_norm
+        q = _queries(q, norm.weight.get_value(), norm.eps, context, context.layout.formats.index)
+        return _chosen(q, index_k, context, self.config)
+
+
+def _through_pages(
+    pool: UInt8[Array, "1 P lines 128"],
+    line: Array,
+    raw: Projections,
+    norms: Norms,
+    context: Context,
+    *,
+    choice: IndexerConfig | None,
+) -> tuple[Float[Array, "B T N H"], UInt8[Array, "1 P lines 128"]]:
+    """Writes one rank's keys into its pages and attends to what they give back."""
+
+    def flat(x: Array) -> Array:
+        return x.reshape(-1, *x.shape[2:])
+
+    layout = context.layout
+    own = partial(own_heads, num_heads=layout.kv_heads)
+    index_q = None if raw.index_q is None else own(raw.index_q)
+    raw = raw._replace(k=own(raw.k), v=own(raw.v), index_q=index_q)
+    index_k = None if raw.index_k is None else flat(raw.index_k)
+    rows = Rows(k=flat(raw.k), v=flat(raw.v), index_k=index_k)
+    cos, sin = flat(context.cos), flat(context.sin)
+    transform = KeyTransform(
+        k_norm=norms.k, index_norm=norms.index_k, cos=cos, sin=sin, eps=norms.eps
+    )
+    slots = context.batch.slots(layout.block_size)
+    pages = kv_insert(pool.reshape(pool.shape[1:]), layout, line, rows, slots, transform)
+    k, v, index_k = layer_pages(pages, layout, line, sparse=choice is not None)
+    out = _attended(raw, Keys(k=k, v=v, index_k=index_k), norms, context, choice)
+    return out, pages.reshape(pool.shape)
+
+
+def _packed_keys(raw: Projections, norms: Norms, context: Context) -> Keys:
+    Z, formats = context.layout.block_size, context.layout.formats
+    B, T = raw.k.shape[:2]
+    assert T % Z == 0, "without a cache a tile is whole blocks"
+
+    def blocks(x_BTKH, fmt):
+        seen = through_cache(x_BTKH, fmt, formats.compute)
+        return Blocks(seen.reshape(B * T // Z, Z, *x_BTKH.shape[2:]))
+
+    def turned(x_BTKH, weight):
+        return norm_rope(x_BTKH, weight, context.cos, context.sin, norms.eps)
+
+    index_k = None
+    if raw.index_k is not None:
+        index_k = blocks(turned(raw.index_k, norms.index_k), formats.index)
+    k = blocks(turned(raw.k, norms.k), formats.kv)
+    return Keys(k=k, v=blocks(raw.v, formats.kv), index_k=index_k)
+
+
+def _attended(
+    raw: Projections, keys: Keys, norms: Norms, context: Context, choice: IndexerConfig | None
+) -> Float[Array, "B T N H"]:
+    """What the heads take from the keys: of the chosen blocks, or of all."""
+    formats, batch = context.layout.formats, context.batch
+    q = _queries(raw.q, norms.q, norms.eps, context, formats.kv)
+    scale = q.shape[-1] ** -0.5
+    places = batch.block_table, batch.positions
+    if choice is None or keys.index_k is None:
+        return dense_attention(q, keys.k, keys.v, *places, scale=scale)[0]
+    index_q = _queries(raw.index_q, norms.index_q, norms.eps, context, formats.index)
+    ids = _chosen(index_q, keys.index_k, context, choice)
+    return sparse_attention(q, keys.k, keys.v, ids, *places, scale=scale)[0]
+
+
+def _queries(raw, weight, eps: float, context: Context, fmt: str) -> Float[Array, "B T heads H"]:
+    """Queries as keys of this format are met: normed, rotated, rounded if the keys are."""
+    q = norm_rope(raw, weight, context.cos, context.sin, eps)
+    return through_cache(q, "fp8") if context.layout.formats.rounds_queries(fmt) else q
+
+
+def _chosen(
+    index_q: Float[Array, "B T K I"], index_k: Source, context: Context, choice: IndexerConfig
+) -> Int[Array, "B T K C"]:
+    return block_select(
+        index_q,
+        index_k,
+        context.batch.block_table,
+        context.batch.positions,
+        top_k=choice.top_k,
+        init_blocks=choice.init_blocks,
+        local_blocks=choice.local_blocks,
+    )

@@ -6,15 +6,35 @@ from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, UInt8
+from jax import lax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, UInt8
 
 from configs.model import ModelConfig
 from configs.parts import check
 from minimax_jax.batch import Batch
 from pallas_kernels.layouts.pages import Pages
-from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
+from pallas_kernels.layouts.pool import LINE, CacheFormats, PoolLayout
+from sharding.apply import named_sharding
+from sharding.axes import MODEL
+from sharding.collectives import rank, ranks
+from sharding.rules import SERVE
 
+POOL_AXES = ("ranks", None, None, None)
 NO_ROUTE = 255  # in a record of expert ids: none is known
+
+
+def local_heads(config: ModelConfig, mesh: Mesh | None) -> int:
+    """Key/value heads of a rank; more tensor-parallel ranks than heads share copies of them."""
+    return max(1, config.attention.num_kv_heads // (1 if mesh is None else mesh.shape[MODEL]))
+
+
+def own_heads(x_BTKH: Array, num_heads: int) -> Float[Array, "B T heads H"]:
+    """Of the key heads that reach a rank, those in its pages: all, or one where ranks share it."""
+    if x_BTKH.shape[2] == num_heads:
+        return x_BTKH
+    first = rank(MODEL) * x_BTKH.shape[2] // ranks(MODEL)
+    return lax.dynamic_slice_in_dim(x_BTKH, first, num_heads, axis=2)
 
 
 def pool_layout(
@@ -44,26 +64,24 @@ class Cache:
     choices: UInt8[Array, "P L Z X"] | None = None
 
     @classmethod
-    def empty(cls, layout: PoolLayout, num_blocks: int) -> "Cache":
-        """A cache of `num_blocks` blocks of zeros on one rank."""
-        return cls(pool=layout.empty(num_blocks)[None], layout=layout)
+    def empty(cls, layout: PoolLayout, num_blocks: int, mesh: Mesh | None = None) -> "Cache":
+        """A cache of `num_blocks` blocks of zeros on each rank of a mesh."""
+        shape = (1 if mesh is None else mesh.size, num_blocks, layout.lines, LINE)
+        sharding = None if mesh is None else named_sharding(mesh, POOL_AXES, SERVE, shape)
+        return cls(pool=jnp.zeros(shape, jnp.uint8, device=sharding), layout=layout)
 
     def recording(self, config: ModelConfig) -> "Cache":
         """This cache with room for the experts of each token, none of them known yet."""
         moe, layers = config.moe, sum(config.moe_layers)
         check(moe.num_experts <= NO_ROUTE, f"{moe.num_experts} experts are too many for a byte")
+        ranks = self.pool.shape[0]
+        check(ranks == 1, f"experts are recorded on one device so far, and the pool has {ranks}")
         shape = (self.pool.shape[1], layers, self.layout.block_size, moe.experts_per_token)
         return replace(self, choices=jnp.full(shape, NO_ROUTE, jnp.uint8))
 
-    @property
-    def local_pool(self) -> UInt8[Array, "P lines 128"]:
-        """The pool of the one rank that this program sees."""
-        assert self.pool.shape[0] == 1, "several ranks are addressed through sharding.local"
-        return self.pool.reshape(self.pool.shape[1:])
-
-    def with_pool(self, pool: UInt8[Array, "P lines 128"]) -> "Cache":
+    def with_pool(self, pool: UInt8[Array, "ranks P lines 128"]) -> "Cache":
         """This cache with another pool of the same shape."""
-        return replace(self, pool=pool.reshape(self.pool.shape))
+        return replace(self, pool=pool)
 
     def with_choices(self, choices: Int[Array, "L B T X"], batch: Batch) -> "Cache":
         """This cache with the experts of a batch's tokens written at their slots, if it records."""
@@ -77,7 +95,7 @@ class Cache:
 
 
 def layer_pages(
-    pool: UInt8[Array, "P lines 128"], layout: PoolLayout, line: Array | int, *, sparse: bool
+    pool: UInt8[Array, "*ranks P lines 128"], layout: PoolLayout, line: Array | int, *, sparse: bool
 ) -> tuple[Pages, Pages, Pages | None]:
     """K, V and index key of the layer that starts at `line`."""
     compute = layout.formats.compute

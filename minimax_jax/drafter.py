@@ -9,6 +9,7 @@ head are the target's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +19,18 @@ from jaxtyping import Array, Float, Int, UInt8
 from configs.model import ModelConfig
 from configs.parts import DrafterConfig
 from minimax_jax.batch import Batch
-from minimax_jax.cache import Cache, layer_pages
+from minimax_jax.cache import POOL_AXES, Cache, layer_pages, own_heads
 from minimax_jax.layers import MLP, GemmaNorm, Linear
 from minimax_jax.rope import rope_angles
 from minimax_jax.speculative.heads import ConfidenceHead, MarkovHead
 from pallas_kernels.kv_insert import KeyTransform, Rows, kv_insert, norm_rope
-from pallas_kernels.layouts.pages import Source
+from pallas_kernels.layouts.pages import Pages, Source
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout, through_cache
 from pallas_kernels.window_attention import window_attention
-from sharding.apply import constrain
+from sharding.apply import constrain, local
+
+# Logical axes of what a rank takes and gives.
+_HEADS, _KV_HEADS = ("batch", None, "heads", None), ("batch", None, "kv_heads", None)
 
 
 @jax.tree_util.register_dataclass
@@ -84,9 +88,11 @@ class DraftAttention(nnx.Module):
         own = self.rows(x.reshape(B * T, D))
         own_k, own_v = (r.reshape(B, T, a.num_kv_heads, a.head_dim) for r in (own.k, own.v))
         own_k = norm_rope(own_k, self.k_norm.weight.get_value(), cos, sin, eps)
-        table, lengths, window = context.block_table, context.lengths, self.config.window
-        scale = a.head_dim**-0.5
-        out = window_attention(q, k, v, own_k, own_v, table, lengths, window=window, scale=scale)
+        attend = partial(_attended, window=self.config.window)
+        if isinstance(k, Pages):
+            in_axes = [_HEADS, *[POOL_AXES] * 2, *[_KV_HEADS] * 2, ("batch", None), ("batch",)]
+            attend = local(attend, in_axes=in_axes, out_axes=_HEADS)
+        out = attend(q, k, v, own_k, own_v, context.block_table, context.lengths)
         return self.o_proj(out.reshape(B, T, a.num_heads * a.head_dim))
 
     def rows(self, x: Float[Array, "T D"]) -> Rows:
@@ -96,23 +102,22 @@ class DraftAttention(nnx.Module):
 
     def insert(
         self,
-        pool: UInt8[Array, "P lines 128"],
+        pool: UInt8[Array, "ranks P lines 128"],
         line: Array | int,
         fused: Float[Array, "B T D"],
         batch: Batch,
         layout: PoolLayout,
-    ) -> UInt8[Array, "P lines 128"]:
+    ) -> UInt8[Array, "ranks P lines 128"]:
         """The pool with this layer's context keys and values at the batch's positions."""
-        cos, sin = rope_angles(batch.positions.reshape(-1), self.config.attention)
-        transform = KeyTransform(
-            k_norm=self.k_norm.weight.get_value(),
-            index_norm=None,
-            cos=cos,
-            sin=sin,
-            eps=self.k_norm.eps,
-        )
         rows = self.rows(fused.reshape(-1, fused.shape[-1]))
-        return kv_insert(pool, layout, line, rows, batch.slots(layout.block_size), transform)
+        shape = (*fused.shape[:2], *rows.k.shape[1:])
+        insert = local(
+            partial(_inserted, layout=layout, config=self.config, eps=self.k_norm.eps),
+            in_axes=[POOL_AXES, (), *[_KV_HEADS] * 2, (None,), ("batch", None)],
+            out_axes=POOL_AXES,
+        )
+        k, v, norm = rows.k.reshape(shape), rows.v.reshape(shape), self.k_norm.weight.get_value()
+        return insert(pool, jnp.asarray(line), k, v, norm, batch)
 
 
 class DraftLayer(nnx.Module):
@@ -159,7 +164,7 @@ class Drafter(nnx.Module):
 
         Rows of position -1 (padding, or drafts that were rejected) write nothing.
         """
-        layout, pool = cache.layout.draft_part, cache.local_pool
+        layout, pool = cache.layout.draft_part, cache.pool
         for i, layer in enumerate(self.layers):
             line = jnp.int32(layout.layer_line(i))
             pool = _insert_layer(layer.attention, pool, line, fused, batch, layout)
@@ -181,12 +186,35 @@ class Drafter(nnx.Module):
 
         Row k is about the token at length + k + 1: the anchor's row proposes, too.
         """
-        layout, pool = cache.layout.draft_part, cache.local_pool
+        layout, pool = cache.layout.draft_part, cache.pool
         context = DraftContext.of(block_table, lengths, self.config, cache.layout.formats)
         for i, layer in enumerate(self.layers):
             k, v, _ = layer_pages(pool, layout, layout.layer_line(i), sparse=False)
             x = _run_layer(layer, x, k, v, context)
         return self.norm(x)
+
+
+def _attended(q, k: Source, v: Source, own_k, own_v, block_table, lengths, *, window: int):
+    """Attention of one rank's heads."""
+    if isinstance(k, Pages) and isinstance(v, Pages):
+        k, v = k.of_rank(), v.of_rank()
+        own_k, own_v = own_heads(own_k, k.num_heads), own_heads(own_v, k.num_heads)
+    scale = q.shape[-1] ** -0.5
+    return window_attention(q, k, v, own_k, own_v, block_table, lengths, window=window, scale=scale)
+
+
+def _inserted(
+    pool, line, k_BTKH, v_BTKH, k_norm, batch: Batch, *, layout: PoolLayout, config, eps: float
+):
+    """The pool of one rank with its heads' context keys and values."""
+    k_BTKH, v_BTKH = (own_heads(x, layout.kv_heads) for x in (k_BTKH, v_BTKH))
+    heads = k_BTKH.shape[2:]
+    rows = Rows(k=k_BTKH.reshape(-1, *heads), v=v_BTKH.reshape(-1, *heads), index_k=None)
+    cos, sin = rope_angles(batch.positions.reshape(-1), config.attention)
+    transform = KeyTransform(k_norm=k_norm, index_norm=None, cos=cos, sin=sin, eps=eps)
+    slots = batch.slots(layout.block_size)
+    pages = kv_insert(pool.reshape(pool.shape[1:]), layout, line, rows, slots, transform)
+    return pages.reshape(pool.shape)
 
 
 # All layers of a drafter share one trace.

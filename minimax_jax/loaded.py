@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from configs.model import ModelConfig
 from configs.parts import CacheFormat
 from configs.speculative import SpeculativeConfig
 from minimax_jax import checkpoint
 from minimax_jax.batch import pack
-from minimax_jax.cache import pool_layout
+from minimax_jax.cache import Cache, local_heads, pool_layout
 from minimax_jax.chat import ChatTemplate, Tokenizer
 from minimax_jax.checkpoint.folder import read_target_config
 from minimax_jax.drafter import Drafter
@@ -35,6 +35,7 @@ from minimax_jax.speculative.setup import (
 )
 from minimax_jax.steps import bucket, score
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
+from sharding.axes import DATA
 
 ASSETS = Path(__file__).parent / "assets"
 _COMPUTE: dict[str, CacheFormat] = {"float32": "f32", "bfloat16": "bf16"}
@@ -73,8 +74,17 @@ class LoadedModel:
 
     @property
     def layout(self) -> PoolLayout:
-        """The layout of a cache for this model, with a draft part if a drafter is loaded."""
-        return pool_layout(self.config, self.formats)
+        """The layout of a rank's pages, with a draft part if a drafter is loaded."""
+        return pool_layout(self.config, self.formats, local_heads(self.config, self.mesh))
+
+    def pages(self, num_rows: int, width: int) -> tuple[Cache, Int[Array, "B P"]]:
+        """Empty pages for so many sequences of `width` blocks, and their block table. Data ranks
+        share the rows, and each counts its blocks from 0; rows that they cannot share all have.
+        """
+        data_ranks = 1 if self.mesh is None else self.mesh.shape[DATA]
+        of_rank = num_rows if num_rows % data_ranks else num_rows // data_ranks
+        table = jnp.arange(num_rows)[:, None] % of_rank * width + jnp.arange(width)
+        return Cache.empty(self.layout, of_rank * width, self.mesh), table.astype(jnp.int32)
 
 
 def load(

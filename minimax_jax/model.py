@@ -16,14 +16,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, UInt8
 
 from configs.model import ModelConfig
-from minimax_jax.attention import Attention, Context
+from minimax_jax.attention import Attention
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache
+from minimax_jax.context import Context
 from minimax_jax.layers import MLP, GemmaNorm, Linear, normal
 from minimax_jax.lora import Adapter, part
 from minimax_jax.moe import MoE
 from pallas_kernels.layouts.pool import PoolLayout
 from sharding.apply import constrain
+from sharding.rules import SERVE
 
 
 class DecoderLayer(nnx.Module):
@@ -39,24 +41,24 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        pool: UInt8[Array, "P lines 128"] | None,
+        pool: UInt8[Array, "ranks P lines 128"] | None,
         line: Array | int,
         context: Context,
         adapter: Adapter = None,
-    ) -> tuple[Float[Array, "B T D"], UInt8[Array, "P lines 128"] | None]:
+    ) -> tuple[Float[Array, "B T D"], UInt8[Array, "ranks P lines 128"] | None]:
         x, pool, _ = self.with_choice(x, pool, line, context, adapter, None)
         return x, pool
 
     def with_choice(
         self,
         x: Float[Array, "B T D"],
-        pool: UInt8[Array, "P lines 128"] | None,
+        pool: UInt8[Array, "ranks P lines 128"] | None,
         line: Array | int,
         context: Context,
         adapter: Adapter,
         replay: Int[Array, "rows X"] | None,
     ) -> tuple[
-        Float[Array, "B T D"], UInt8[Array, "P lines 128"] | None, Int[Array, "rows X"] | None
+        Float[Array, "B T D"], UInt8[Array, "ranks P lines 128"] | None, Int[Array, "rows X"] | None
     ]:
         """The stream, the pool, and the experts that the router chooses (None: there are none)."""
         normed = self.input_norm(x)
@@ -64,7 +66,7 @@ class DecoderLayer(nnx.Module):
         x = constrain(x + attended, "batch", None, "embed")
         normed, choice = self.post_attention_norm(x), None
         if isinstance(self.mlp, MoE):
-            y, choice = self.mlp.with_choice(normed, part(adapter, "mlp"), replay)
+            y, choice = self.mlp.with_choice(normed, part(adapter, "mlp"), replay, context.rules)
         else:
             y = self.mlp(normed, part(adapter, "mlp"))
         return constrain(x + y, "batch", None, "embed"), pool, choice
@@ -93,6 +95,7 @@ class Model(nnx.Module):
         self.head = Linear(config.vocab_size, config.hidden_size, ("vocab", "embed"), rngs)
         self.config = config
         self.dtype = jnp.dtype(dtype)
+        self.rules = SERVE  # where weights and activations lie on a mesh; what loads them says so
 
     def hidden(
         self,
@@ -128,10 +131,10 @@ class Model(nnx.Module):
         ids, and their own choice where it is `NO_ROUTE`. A cache that records takes down the
         choices.
         """
-        context = Context.of(batch, self.config, layout)
+        context = Context.of(batch, self.config, layout, self.rules)
         x = self.embedded(batch.tokens)
         x = constrain(x, "batch", None, "embed")
-        pool = None if cache is None else cache.local_pool
+        pool = None if cache is None else cache.pool
         run = jax.checkpoint(_run_layer) if remat else _run_layer
         X = self.config.moe.experts_per_token
         tapped, choices = {}, []

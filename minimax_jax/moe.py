@@ -1,6 +1,4 @@
-"""Mixture of experts: sigmoid router with a selection bias, routed experts over sorted tokens, one
-shared expert.
-"""
+"""Mixture of experts: sigmoid router with a selection bias, routed experts, one shared expert."""
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +9,10 @@ from jaxtyping import Array, Float, Int
 from configs.model import ModelConfig
 from configs.parts import MoEConfig
 from minimax_jax.cache import NO_ROUTE
-from minimax_jax.layers import MLP, normal, swiglu
-from minimax_jax.lora import Adapter, LowRank, grouped_low_rank, part
-from pallas_kernels.grouped_matmul import grouped_matmul, permute_rows
+from minimax_jax.experts import Experts
+from minimax_jax.layers import MLP, normal
+from minimax_jax.lora import Adapter, part
+from sharding.rules import SERVE, Rules
 
 
 class Router(nnx.Module):
@@ -22,8 +21,8 @@ class Router(nnx.Module):
     """
 
     def __init__(self, dim: int, config: MoEConfig, rngs: nnx.Rngs):
-        self.weight = nnx.Param(normal(rngs, config.num_experts, dim), axes=("experts", "embed"))
-        self.bias = nnx.Param(jnp.zeros(config.num_experts), axes=("experts",))
+        self.weight = nnx.Param(normal(rngs, config.num_experts, dim), axes=(None, "embed"))
+        self.bias = nnx.Param(jnp.zeros(config.num_experts), axes=(None,))
         self.config = config
 
     def __call__(self, x: Float[Array, "T D"]) -> tuple[Int[Array, "T X"], Float[Array, "T X"]]:
@@ -58,42 +57,6 @@ class Router(nnx.Module):
         return chosen / total * self.config.routed_scale
 
 
-class GroupedLinear(nnx.Module):
-    """One matrix an expert: [E, F, D] in any stored format."""
-
-    def __init__(
-        self, experts: int, out_dim: int, in_dim: int, axes: tuple[str | None, str | None], rngs
-    ):
-        weight = normal(rngs, experts, out_dim, in_dim)
-        self.weight = nnx.Param(weight, axes=("experts", *axes))
-
-    def __call__(
-        self, x: Float[Array, "M D"], group_sizes: Int[Array, "E"], adapter: LowRank | None = None
-    ) -> Float[Array, "M F"]:
-        y = grouped_matmul(x, self.weight.get_value(), group_sizes)
-        if adapter is not None:
-            y += grouped_low_rank(x, adapter, group_sizes)
-        return y.astype(x.dtype)
-
-
-class Experts(nnx.Module):
-    """The routed experts; w1 is gate, w3 up, w2 down, as in the checkpoint."""
-
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        dim, moe = config.hidden_size, config.moe
-        self.w1 = GroupedLinear(moe.num_experts, moe.expert_dim, dim, ("expert_mlp", "embed"), rngs)
-        self.w3 = GroupedLinear(moe.num_experts, moe.expert_dim, dim, ("expert_mlp", "embed"), rngs)
-        self.w2 = GroupedLinear(moe.num_experts, dim, moe.expert_dim, ("embed", "expert_mlp"), rngs)
-        self.config = config.mlp
-
-    def __call__(
-        self, x: Float[Array, "M D"], group_sizes: Int[Array, "E"], adapter: Adapter = None
-    ) -> Float[Array, "M D"]:
-        gate = self.w1(x, group_sizes, part(adapter, "w1"))
-        up = self.w3(x, group_sizes, part(adapter, "w3"))
-        return self.w2(swiglu(gate, up, self.config), group_sizes, part(adapter, "w2"))
-
-
 class MoE(nnx.Module):
     """routed_scale x sum of the chosen experts, weighted, plus the shared expert."""
 
@@ -112,6 +75,7 @@ class MoE(nnx.Module):
         x: Float[Array, "*rows D"],
         adapter: Adapter = None,
         replay: Int[Array, "T X"] | None = None,
+        rules: Rules = SERVE,
     ) -> tuple[Float[Array, "*rows D"], Int[Array, "T X"]]:
         """The output, and the experts that the router chooses for the flattened rows. Where
         `replay` holds ids (not `NO_ROUTE`) these are used instead.
@@ -122,16 +86,5 @@ class MoE(nnx.Module):
         if replay is not None:
             used = jnp.where(replay == NO_ROUTE, own, replay)
             weights = self.router.mixing(self.router.scores(flat_TD), used)
-        routed = self._routed(flat_TD, used, weights, part(adapter, "experts"))
+        routed = self.experts(flat_TD, used, weights, part(adapter, "experts"), rules)
         return routed.reshape(x.shape) + self.shared(x, part(adapter, "shared")), own
-
-    def _routed(self, x_TD, experts_TX, weights_TX, adapter: Adapter):
-        T, X = experts_TX.shape
-        flat = experts_TX.reshape(T * X)
-        order = jnp.argsort(flat, stable=True)  # (token, choice) pairs sorted by expert
-        back = jnp.argsort(order)
-        sizes = jnp.bincount(flat, length=self.router.config.num_experts)
-        pairs = jnp.repeat(x_TD, X, axis=0)
-        y = self.experts(permute_rows(pairs, order, back), sizes, adapter)
-        y_TXD = permute_rows(y, back, order).reshape(T, X, -1).astype(jnp.float32)
-        return jnp.einsum("TXD,TX->TD", y_TXD, weights_TX, precision="highest").astype(x_TD.dtype)

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from minimax_jax.attention import Context
 from minimax_jax.batch import Batch, pack
+from minimax_jax.context import Context
 from minimax_jax.loaded import LoadedModel, check_tokens
 from minimax_jax.model import Model
 from pallas_kernels.layouts.pool import PoolLayout

@@ -58,13 +58,13 @@ class Wave:
         lengths = np.array([len(prompt.ids) for prompt in prompts] + [0] * unused, np.int32)
         blocks = -(-(int(lengths.max()) + options.max_tokens) // loaded.layout.block_size)
         width = bucket(blocks, smallest=loaded.config.indexer.top_k)
-        table = jnp.arange(self.num_rows * width, dtype=jnp.int32).reshape(-1, width)
+        cache, table = loaded.pages(self.num_rows, width)
         vocab_size = loaded.config.vocab_size
         sampling = SamplingState.of(
             [*params, *[SamplingParams()] * unused], lengths.tolist(), vocab_size
         )
         padded = [*(prompt.ids for prompt in prompts), *[[]] * unused]
-        cache, logits = self._prefill(prompts, lengths, table)
+        cache, logits = self._prefill(prompts, lengths, cache, table)
         state = DecodeState(
             logits=logits,
             positions=jnp.asarray(lengths),
@@ -110,14 +110,13 @@ class Wave:
         return replace(delta, completion=collector.completion(seconds, logprobs=with_logprobs))
 
     def _prefill(
-        self, prompts: list[Prompt], lengths: np.ndarray, table: jax.Array
+        self, prompts: list[Prompt], lengths: np.ndarray, cache: Cache, table: jax.Array
     ) -> tuple[Cache, jax.Array]:
         """Pages filled chunk by chunk, those of a drafter that is used too, and the logits after
         each prompt's last token.
         """
         loaded, longest = self.loaded, int(lengths.max())
         drafter = None if self.options.speculative is None else loaded.drafter
-        cache = Cache.empty(loaded.layout, table.size)
         block = loaded.layout.block_size
         chunk = min(bucket(longest, smallest=block), max(block, PREFILL_TOKENS // self.num_rows))
         tokens = np.zeros((self.num_rows, -(-longest // chunk) * chunk), np.int32)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from minimax_jax.attention import Context
 from minimax_jax.batch import Batch
+from minimax_jax.context import Context
 from minimax_jax.model import DecoderLayer, Model
 from minimax_jax.moe import MoE
 

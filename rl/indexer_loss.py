@@ -22,8 +22,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from configs.parts import IndexerConfig
-from minimax_jax.attention import Attention, Context, norm_rope, through_cache
+from minimax_jax.attention import Attention, norm_rope, through_cache
 from minimax_jax.batch import Batch
+from minimax_jax.context import Context
 from minimax_jax.layers import Linear
 from minimax_jax.model import Model
 

@@ -81,7 +81,7 @@ def decode_with_logprobs(
 @partial(jax.jit, donate_argnames=("cache",))
 def copy_blocks(cache: Cache, source: Int[Array, "S"], target: Int[Array, "S"]) -> Cache:
     """The cache with some blocks' rows and records copied to others."""
-    copied = cache.with_pool(cache.local_pool.at[target].set(cache.local_pool[source]))
+    copied = cache.with_pool(cache.pool.at[:, target].set(cache.pool[:, source]))
     if cache.choices is None:
         return copied
     return replace(copied, choices=cache.choices.at[target].set(cache.choices[source]))
@@ -103,7 +103,7 @@ class _Wave:
             loaded.layout.block_size,
             least=config.indexer.top_k,
         )
-        self.cache = Cache.empty(loaded.layout, self.plan.num_blocks)
+        self.cache = Cache.empty(loaded.layout, self.plan.num_blocks, loaded.mesh)
         if request.record:
             self.cache = self.cache.recording(config)
         self.vocab_size = config.vocab_size

@@ -73,8 +73,7 @@ class Regeneration:
         assert loaded.tokenizer is not None, "dialogues are made of text"
         self.loaded, self.rows, self.answer_tokens = loaded, rows, answer_tokens
         self.stop_ids = loaded.tokenizer.stop_ids
-        width = -(-config.max_context // block)
-        self.table = jnp.arange(rows * width, dtype=jnp.int32).reshape(rows, width)
+        self.width = -(-config.max_context // block)
         longest = 1 << (config.max_context - 1).bit_length()
         self.chunk = min(longest, max(block, bucket(PREFILL_TOKENS // rows)))
 
@@ -97,7 +96,7 @@ class Regeneration:
         unused = [SamplingParams()] * (self.rows - len(asked))
         params = [SamplingParams(seed=a.seed, stop_token_ids=self.stop_ids) for a in asked]
         sampling = SamplingState.of([*params, *unused])
-        cache = Cache.empty(self.loaded.layout, self.table.size)
+        cache, self.table = self.loaded.pages(self.rows, self.width)
         positions = np.zeros(self.rows, np.int32)
         while True:
             for dialogue in dialogues:

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 
 from configs.model import ModelConfig
 from configs.sft import SFTConfig
-from minimax_jax.attention import Context
 from minimax_jax.cache import CacheFormats, PoolLayout, pool_layout
+from minimax_jax.context import Context
 from minimax_jax.model import Model
 from minimax_jax.quantize import fake_quantize_model
 from rl.cross_entropy import token_losses

@@ -53,7 +53,7 @@ class Sequences:
         params = [SamplingParams(temperature=1.0, seed=row) for row in range(count)]
         return cls(
             loaded=loaded,
-            cache=Cache.empty(loaded.layout, blocks),
+            cache=Cache.empty(loaded.layout, blocks, loaded.mesh),
             table=jnp.asarray(table, jnp.int32),
             state=DecodeState(
                 logits=jnp.zeros((count, loaded.config.vocab_size), jnp.float32),

@@ -6,13 +6,13 @@ they read it while tracing.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from configs.parallel import ParallelConfig
 from sharding.axes import Axes
-from sharding.mesh import make_mesh
 from sharding.rules import REPLICATED_IF_UNEVEN, SERVE, Rules, as_tuple, mesh_axes
 
 
@@ -47,26 +47,67 @@ def constrain(x: jax.Array, *axes: str | None, rules: Rules = SERVE) -> jax.Arra
 def local(
     function: Callable,
     *,
-    in_axes: Sequence[Axes],
+    in_axes: Sequence[Any],
     out_axes: Axes | list[Axes],
     rules: Rules = SERVE,
 ) -> Callable:
     """`function` run by every device on its own shards: the one door to `shard_map`.
 
     `in_axes` holds the logical axes of each argument, `out_axes` those of the result, or a list
-    of them for a tuple of results; the axes of a pytree hold for all its leaves. Within
-    `function` the mesh axes `data` and `model` name collectives. With no current mesh it runs on
-    a mesh of one device.
+    of them for a tuple of results. The axes of a pytree hold for the first dimensions of all its
+    leaves; or they are a pytree of axes like it. An axis of `REPLICATED_IF_UNEVEN` whose size the
+    mesh does not divide in some argument is whole everywhere. Within `function` the collectives
+    of `sharding.collectives` know the mesh. Where there is one device it is `function` itself.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    several = isinstance(out_axes, list)
-    return jax.shard_map(
-        function,
-        mesh=make_mesh(ParallelConfig()) if mesh.empty else mesh,
-        in_specs=tuple(spec(axes, rules) for axes in in_axes),
-        out_specs=tuple(spec(a, rules) for a in out_axes) if several else spec(out_axes, rules),
-        check_vma=False,  # Pallas and Triton calls do not say over which axes their results vary
-    )
+
+    def run(*args: Any) -> Any:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty or mesh.size == 1 or mesh.manual_axes:
+            return function(*args)
+        # Leaves, since a dataclass with annotated shapes cannot be made of partitions.
+        leaves, tree = jax.tree.flatten(args)
+        axes = [one for arg, some in zip(args, in_axes, strict=True) for one in _axes_of(arg, some)]
+        fitting = replace(rules, **dict.fromkeys(_whole_axes(mesh, leaves, axes, rules)))
+        results = out_axes if isinstance(out_axes, list) else [out_axes]
+        out_specs = tuple(spec(one, fitting) for one in results)
+        return jax.shard_map(
+            lambda *shards: function(*jax.tree.unflatten(tree, shards)),
+            mesh=mesh,
+            in_specs=tuple(spec(one, fitting) for one in axes),
+            out_specs=out_specs if isinstance(out_axes, list) else out_specs[0],
+            check_vma=False,  # Pallas and Triton calls do not say over which axes results vary
+        )(*leaves)
+
+    return run
+
+
+def _axes_of(tree: Any, axes: Any) -> list[Axes]:
+    """The axes of each array of an argument, in order."""
+
+    def fit(one: Axes, leaf: jax.Array) -> Axes:
+        return (*one[: leaf.ndim], *[None] * (leaf.ndim - len(one)))
+
+    def fit_all(one: Axes, part: Any) -> list[Axes]:
+        return [fit(one, leaf) for leaf in jax.tree.leaves(part)]
+
+    fitted = jax.tree.map(fit_all, axes, tree, is_leaf=_is_axes)
+    return jax.tree.leaves(fitted, is_leaf=_is_axes)
+
+
+def _whole_axes(
+    mesh: AbstractMesh, leaves: Sequence[Any], axes: Sequence[Axes], rules: Rules
+) -> set[str]:
+    """The axes that some array's shape keeps whole; ValueError as `named_sharding`."""
+    whole = set()
+    for leaf, names in zip(leaves, axes, strict=True):
+        found = _fitting_spec(mesh, names, rules, leaf.shape)
+        entries = zip(names, mesh_axes(names, rules), found, strict=True)
+        whole |= {name for name, wanted, entry in entries if name and wanted != entry}
+    return whole
+
+
+def _is_axes(value: Any) -> bool:
+    return isinstance(value, tuple) and all(one is None or isinstance(one, str) for one in value)
 
 
 def _fitting_spec(

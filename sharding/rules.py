@@ -17,6 +17,7 @@ REPLICATED_IF_UNEVEN = frozenset(
     {
         "batch",  # a lone prompt runs on a data-parallel mesh, too
         "kv_heads",  # more tensor-parallel ranks than key heads share copies of the heads
+        "index_heads",  # as many as key heads, and each goes with its own
     }
 )
 
@@ -31,7 +32,7 @@ class Rules:
     heads: MeshAxes = MODEL
     kv_heads: MeshAxes = MODEL
     head_dim: MeshAxes = None
-    index_heads: MeshAxes = None
+    index_heads: MeshAxes = MODEL
     mlp: MeshAxes = MODEL
     experts: MeshAxes = None
     expert_mlp: MeshAxes = MODEL

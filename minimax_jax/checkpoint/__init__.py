@@ -92,6 +92,7 @@ def load_model(
     """
     folder = Path(folder)
     model = abstract_model(read_target_config(folder), dtype)
+    model.rules = rules
     loader = Loader(mesh=mesh, rules=rules, gate_up=gate_up)
     plan = read_plan(folder, model)
     check_shardings(folder, plan, parameters_of(model), loader)

@@ -5,7 +5,7 @@ Both answer `read(source, block_ids)` with float32 rows of whole blocks, so ever
 for both.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,9 @@ from pallas_kernels.layouts.pool import Component, gather
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Pages:
-    """One component of one layer in the pool."""
+    """One component of one layer in the pool: of one rank, or on the way there of all ranks."""
 
-    pool: UInt8[Array, "P lines 128"]
+    pool: UInt8[Array, "*ranks P lines 128"]
     line: Int[Array, ""]
     component: Component = field(metadata={"static": True})
     compute: str = field(default="exact", metadata={"static": True})
@@ -33,6 +33,10 @@ class Pages:
     def num_heads(self) -> int:
         """K, or 1 for the index."""
         return self.component.heads
+
+    def of_rank(self) -> "Pages":
+        """The same where the pool is that of one rank alone."""
+        return replace(self, pool=self.pool.reshape(self.pool.shape[1:]))
 
 
 @jax.tree_util.register_dataclass

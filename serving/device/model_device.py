@@ -72,7 +72,7 @@ class ModelDevice:
             proposal = no_proposal(loaded.model, drafter, config.max_num_seqs)
             slots = replace(slots, proposal=proposal)
         slots = self._place(slots)
-        cache = self._place(Cache.empty(loaded.layout, num_blocks))
+        cache = Cache.empty(loaded.layout, num_blocks, loaded.mesh)
         self._residency = Residency(
             self._programs,
             slots,

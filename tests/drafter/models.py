@@ -10,7 +10,7 @@ from flax import nnx
 from configs.model import ModelConfig
 from configs.parts import DrafterConfig, MLPConfig
 from minimax_jax.batch import Batch
-from minimax_jax.cache import Cache, pool_layout
+from minimax_jax.cache import Cache, local_heads, pool_layout
 from minimax_jax.drafter import Drafter
 from pallas_kernels.layouts.pool import CacheFormats
 from tests.model.models import small
@@ -50,8 +50,11 @@ def random_drafter(config: ModelConfig, seed: int = 0) -> Drafter:
 
 def empty_cache(config: ModelConfig, num_blocks: int, formats: CacheFormats = EXACT) -> Cache:
     """A cache whose every byte is 0xFF, which is NaN in each format: nothing unwritten is read."""
-    cache = Cache.empty(pool_layout(config, formats), num_blocks)
-    return cache.with_pool(jnp.full_like(cache.local_pool, 0xFF))
+    mesh = jax.sharding.get_mesh()
+    mesh = None if mesh.empty else mesh
+    layout = pool_layout(config, formats, local_heads(config, mesh))
+    cache = Cache.empty(layout, num_blocks, mesh)
+    return cache.with_pool(jnp.full_like(cache.pool, 0xFF))
 
 
 def at(positions: np.ndarray, table: np.ndarray) -> Batch:

@@ -41,7 +41,7 @@ def inserted(cache, positions, taps=None, table=TABLE, drafter=DRAFTER) -> Cache
 def rows_of(cache, layer, table=TABLE, count=S):
     """K and V [count, K, H] of a draft layer, as they are read back in order of positions."""
     layout = cache.layout.draft_part
-    pages = layer_pages(cache.local_pool, layout, layout.layer_line(layer), sparse=False)
+    pages = layer_pages(cache.pool[0], layout, layout.layer_line(layer), sparse=False)
     ids = jnp.broadcast_to(jnp.asarray(table[0]), (CONFIG.attention.num_kv_heads, table.shape[1]))
     whole = [np.asarray(read(source, ids)) for source in pages[:2]]  # [K, P, Z, H]
     flat = [x.reshape(x.shape[0], -1, x.shape[-1]).swapaxes(0, 1) for x in whole]
@@ -63,9 +63,9 @@ def test_every_layer_keeps_its_keys_and_values_in_the_drafts_format(draft):
 
 def test_the_target_and_the_draft_write_apart():
     cache = empty_cache(CONFIG, 8)
-    layout, before = cache.layout, np.asarray(cache.local_pool)
+    layout, before = cache.layout, np.asarray(cache.pool[0])
     first, last = layout.draft_line(0), layout.draft_line(2)
-    draft = np.asarray(inserted(cache, np.arange(S)).local_pool) != before
+    draft = np.asarray(inserted(cache, np.arange(S)).pool[0]) != before
     assert draft[:, first:last].any() and not draft[:, :first].any() and last == layout.lines
     batch = Batch(
         tokens=jnp.asarray([tokens(S)]),
@@ -73,7 +73,7 @@ def test_the_target_and_the_draft_write_apart():
         block_table=jnp.asarray(TABLE, jnp.int32),
     )
     _, after, _ = MODEL.hidden(batch, layout, cache)
-    target = np.asarray(after.local_pool) != before
+    target = np.asarray(after.pool[0]) != before
     assert target[:, :first].any() and not target[:, first:].any()
 
 
@@ -114,7 +114,7 @@ def test_padding_rows_write_nowhere():
     table = np.array([[0, 1, 2, 3], [-1, -1, -1, -1], [0, 1, 2, 3]])
     taps = streams(CONFIG, 3, 3)
     after = _inject(DRAFTER, cache, taps, at(positions, table))
-    np.testing.assert_array_equal(after.local_pool, cache.local_pool)
+    np.testing.assert_array_equal(after.pool[0], cache.pool[0])
 
 
 def propose_at(cache, lengths, anchors, table=TABLE):

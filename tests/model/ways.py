@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from minimax_jax import attention
-from minimax_jax.attention import Context
 from minimax_jax.batch import Batch, pack
 from minimax_jax.cache import pool_layout
+from minimax_jax.context import Context
 from minimax_jax.model import Model
 from minimax_jax.moe import Router
 from pallas_kernels.layouts.pages import read

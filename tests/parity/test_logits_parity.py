@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minimax_jax.attention import Context
 from minimax_jax.batch import pack
 from minimax_jax.cache import pool_layout
 from minimax_jax.checkpoint import load_model
+from minimax_jax.context import Context
 from minimax_jax.loaded import LoadedModel, logits
 from pallas_kernels.block_select.reference import block_scores
 from pallas_kernels.kv_insert import norm_rope

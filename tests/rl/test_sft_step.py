@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minimax_jax.attention import Context
+from minimax_jax.context import Context
 from rl.cross_entropy import token_losses
 from rl.expert_balance import SHARE, balanced_bias, expert_loads
 from rl.indexer_loss import Queries, block_mass, index_scores, indexer_loss

@@ -1,5 +1,7 @@
 """Shardings by name, on eight CPU devices."""
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from configs.parallel import ParallelConfig
 from sharding import SERVE, constrain, local, make_mesh, named_sharding
+from sharding.collectives import device_rank, gathered, rank, ranks, scattered_total, total
 from tests.numerics import assert_close
 
 pytestmark = pytest.mark.devices(8)
@@ -73,9 +76,52 @@ def test_local_runs_on_shards_and_its_collectives_know_the_mesh(mesh):
     assert_close(y, x_BF @ w_FD, "f32")
 
 
-def test_local_without_a_mesh_runs_on_one_device():
-    total = local(lambda x: jax.lax.psum(x, "model"), in_axes=[("mlp",)], out_axes=("embed",))
-    assert_close(jax.jit(total)(jnp.arange(3.0)), jnp.arange(3.0), "exact")
+@pytest.mark.parametrize("parallel", [None, ParallelConfig()])
+def test_local_on_one_device_is_the_function_itself_and_collectives_have_nothing_to_do(parallel):
+    def everything(x):
+        assert ranks("model") == 1 and rank("data") == 0 and device_rank() == 0
+        return total(scattered_total(gathered(x, "data"), "model"))
+
+    alone = local(everything, in_axes=[("mlp",)], out_axes=("embed",))
+    with nullcontext() if parallel is None else jax.set_mesh(make_mesh(parallel)):
+        assert_close(jax.jit(alone)(jnp.arange(3.0)), jnp.arange(3.0), "exact")
+
+
+def test_local_keeps_whole_what_the_mesh_does_not_divide_in_the_result_too(mesh):
+    def heads(q_BN, k_BK):
+        assert q_BN.shape == (1, 2) and k_BK.shape == (1, 2)  # 4 ranks: 2 of 8 heads, 2 whole
+        return q_BN * k_BK
+
+    axes = {"in_axes": [("batch", "heads"), ("batch", "kv_heads")], "out_axes": ("batch", "heads")}
+    with jax.set_mesh(mesh):
+        y = jax.jit(local(heads, **axes))(jnp.arange(8.0)[None], jnp.ones((1, 2)))
+    assert_close(y, jnp.arange(8.0)[None], "exact")
+
+
+def test_local_takes_axes_for_each_part_of_an_argument(mesh):
+    def add(pair):
+        assert pair["a"].shape == (4,) and pair["b"].shape == (2,) and pair["c"] is None
+        return pair["a"] + jnp.sum(pair["b"]) + 0 * total(pair["b"])[0]
+
+    axes = {"a": ("embed",), "b": ("mlp",), "c": ("mlp",)}
+    pair = {"a": jnp.zeros(4), "b": jnp.ones(8), "c": None}
+    with jax.set_mesh(mesh):
+        y = jax.jit(local(add, in_axes=[axes], out_axes=("embed",)))(pair)
+    assert_close(y, jnp.full(4, 2.0), "exact")
+
+
+def test_collectives_know_every_device(mesh):
+    def tell(x):
+        x = x + device_rank()
+        return gathered(x, "model")[None], total(x), scattered_total(jnp.ones(4), "model")
+
+    with jax.set_mesh(mesh):
+        out_axes = [("batch", None), (None,), ("mlp",)]
+        step = jax.jit(local(tell, in_axes=[(None,)], out_axes=out_axes))
+        by_rank, sums, shares = step(jnp.zeros(1))
+    assert_close(by_rank, jnp.arange(8.0).reshape(2, 4), "exact")
+    assert_close(sums, jnp.full(1, 28.0), "exact")
+    assert_close(shares, jnp.full(4, 4.0), "exact")
 
 
 def test_local_takes_pytrees_and_returns_several_results(mesh):

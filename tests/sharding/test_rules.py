@@ -14,7 +14,7 @@ from sharding import SERVE, TRAIN, spec, with_parallel
         (SERVE, ("batch", "tokens", "embed"), P("data", None, None)),
         (SERVE, ("experts", "embed", "expert_mlp"), P(None, None, "model")),
         (SERVE, ("ranks", None, None, None), P(("data", "model"), None, None, None)),
-        (SERVE, ("embed", "index_heads", "head_dim"), P(None, None, None)),
+        (SERVE, ("embed", "index_heads", "head_dim"), P(None, "model", None)),
         (TRAIN, ("vocab", "embed"), P("model", "data")),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_mesh_commits_the_tokens_of_one_device(parallel, tmp_path):
     for mesh in (make_mesh(ParallelConfig()), make_mesh(parallel)):
         with jax.set_mesh(mesh):
             model, _ = load_model(tmp_path / "model", dtype="float32", mesh=mesh)
-            drafter, _ = load_drafter(tmp_path / "model", model.config, dtype="float32", mesh=mesh)
+            drafter, _ = load_drafter(tmp_path / "model", config, dtype="float32", mesh=mesh)
             assert len(drafter.fc.weight.get_value().sharding.device_set) == mesh.size
             found.append(steps(Run(PROMPTS, PARAMS, config, model, drafter), config))
     assert found[0] == found[1]

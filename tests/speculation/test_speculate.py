@@ -45,7 +45,7 @@ def draft_rows(run: Run, cache: Cache, row: int, count: int) -> np.ndarray:
     layout, found = cache.layout.draft_part, []
     ids = jnp.broadcast_to(run.table[row], (layout.kv_heads, run.table.shape[1]))
     for layer in range(2):
-        pages = layer_pages(cache.local_pool, layout, layout.layer_line(layer), sparse=False)
+        pages = layer_pages(cache.pool[0], layout, layout.layer_line(layer), sparse=False)
         found += [np.asarray(read(source, ids)) for source in pages[:2]]  # [K, P, Z, H]
     return np.stack(found).reshape(len(found), layout.kv_heads, -1, layout.head_dim)[:, :, :count]
 
@@ -157,11 +157,11 @@ def test_a_stop_token_ends_its_sequence_within_the_block(plain):
     found = done.generated.tokens[:, 5].tolist()
     assert found == plain.tokens[1 : 1 + place, 5].tolist() + [-1] * (8 - place)
     assert not state.anchors.running[5] and done.accepted[5] == place
-    before = np.asarray(cache.local_pool)
+    before = np.asarray(cache.pool[0])
     cache, state, done = run.step(cache, state, 7, RECTANGLE)
     assert (np.asarray(done.generated.tokens[:, 5]) == -1).all() and done.tested[5] == 0
     np.testing.assert_array_equal(
-        np.asarray(cache.local_pool)[GREEDY_RUN.table[5]], before[GREEDY_RUN.table[5]]
+        np.asarray(cache.pool[0])[GREEDY_RUN.table[5]], before[GREEDY_RUN.table[5]]
     )
 
 
@@ -170,9 +170,9 @@ def test_padding_sequences_write_nowhere():
     options = SpeculationOptions(rows=32)
     cache, state, first = run.started(24, options)
     assert int(first.tokens[3]) == -1
-    before = np.asarray(cache.local_pool)
+    before = np.asarray(cache.pool[0])
     cache, state, done = run.step(cache, state, 7, options)
-    after = np.asarray(cache.local_pool)
+    after = np.asarray(cache.pool[0])
     own = np.asarray(run.table[:3]).ravel()
     others = np.setdiff1d(np.arange(len(after)), own)
     np.testing.assert_array_equal(after[others], before[others])
@@ -189,7 +189,7 @@ def test_nan_logits_end_one_sequence_and_no_other(plain):
     drafts = continued(plain, [7] * B)
     state = proposing(state, drafts)
     spoilt = replace(state.anchors, tokens=state.anchors.tokens.at[2].set(marked))
-    before = np.asarray(cache.local_pool)
+    before = np.asarray(cache.pool[0])
     cache, state, done = run.step(cache, replace(state, anchors=spoilt), 7, RECTANGLE)
     assert done.generated.broken[0].tolist() == [row == 2 for row in range(B)]
     assert (np.asarray(done.generated.tokens[:, 2]) == -1).all() and not state.anchors.running[2]
@@ -197,7 +197,7 @@ def test_nan_logits_end_one_sequence_and_no_other(plain):
         np.testing.assert_array_equal(done.generated.tokens[:, row], plain.tokens[1:9, row])
     part = cache.layout.draft_line(0)
     pages = np.asarray(run.table[2])
-    np.testing.assert_array_equal(np.asarray(cache.local_pool)[pages, part:], before[pages, part:])
+    np.testing.assert_array_equal(np.asarray(cache.pool[0])[pages, part:], before[pages, part:])
 
 
 def test_a_grammar_masks_each_row_after_its_own_drafts(plain):

@@ -1,0 +1,132 @@
+"""The routed experts: every device runs its own experts, or its own part of all, over the tokens it
+sees, sorted by expert; then the sums meet.
+
+With expert parallelism the data ranks first tell one another their tokens, and each device leaves
+out those of other devices' experts. As long as there are no more devices than experts a token, that
+moves no more bytes than sending each token to its experts would, and no load is uneven on the wire.
+"""
+
+from functools import partial
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from configs.model import ModelConfig
+from configs.parts import MLPConfig
+from minimax_jax.layers import normal, swiglu
+from minimax_jax.lora import Adapter, LowRank, grouped_low_rank, part
+from pallas_kernels.grouped_matmul import grouped_matmul, permute_rows
+from pallas_kernels.scaled_matmul import Weight
+from sharding.apply import local
+from sharding.axes import DATA, MODEL, Axes
+from sharding.collectives import device_rank, gathered, ranks, scattered_total, total
+from sharding.rules import SERVE, Rules
+
+_TOKENS = ("batch", None)
+
+
+class GroupedLinear(nnx.Module):
+    """One matrix an expert: [E, F, D] in any stored format."""
+
+    def __init__(
+        self, experts: int, out_dim: int, in_dim: int, axes: tuple[str | None, str | None], rngs
+    ):
+        weight = normal(rngs, experts, out_dim, in_dim)
+        self.weight = nnx.Param(weight, axes=("experts", *axes))
+
+
+class Experts(nnx.Module):
+    """w1 is gate, w3 up, w2 down, as in the checkpoint."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        dim, moe = config.hidden_size, config.moe
+        self.w1 = GroupedLinear(moe.num_experts, moe.expert_dim, dim, ("expert_mlp", "embed"), rngs)
+        self.w3 = GroupedLinear(moe.num_experts, moe.expert_dim, dim, ("expert_mlp", "embed"), rngs)
+        self.w2 = GroupedLinear(moe.num_experts, dim, moe.expert_dim, ("embed", "expert_mlp"), rngs)
+        self.num_experts, self.config = moe.num_experts, config.mlp
+
+    def __call__(
+        self,
+        x: Float[Array, "T D"],
+        experts: Int[Array, "T X"],
+        weights: Float[Array, "T X"],
+        adapter: Adapter = None,
+        rules: Rules = SERVE,
+    ) -> Float[Array, "T D"]:
+        """The weighted sum of each token's experts."""
+        linears = {"w1": self.w1, "w2": self.w2, "w3": self.w3}
+        adapters = {name: part(adapter, name) for name in linears}
+        matrices = {name: linear.weight.get_value() for name, linear in linears.items()}
+        axes = {name: linear.weight.axes for name, linear in linears.items()}
+        low = {name: [one.a, one.b] for name, one in adapters.items() if one is not None}
+        run = local(
+            partial(
+                _mixed,
+                scales={name: adapters[name].scale for name in low},
+                num_experts=self.num_experts,
+                num_tokens=len(x),
+                config=self.config,
+            ),
+            in_axes=[axes, {name: _low_axes(axes[name]) for name in low}, *[_TOKENS] * 3],
+            out_axes=_TOKENS,
+            rules=rules,
+        )
+        return run(matrices, low, x, experts, weights)
+
+
+def _low_axes(axes: Axes) -> list[Axes]:
+    """The axes of an adapter's two matrices, [E, R, D] and [E, F, R]."""
+    experts, out, into = axes
+    return [(experts, None, into), (experts, out, None)]
+
+
+def _mixed(
+    matrices: dict[str, Weight],
+    low: dict[str, list[Array]],
+    x: Float[Array, "T D"],
+    experts: Int[Array, "T X"],
+    weights: Float[Array, "T X"],
+    *,
+    scales: dict[str, float],
+    num_experts: int,
+    num_tokens: int,
+    config: MLPConfig,
+) -> Float[Array, "T D"]:
+    """What one device does; without sharding all of it."""
+    is_split = len(x) < num_tokens  # the tokens are those of one data rank
+    own = matrices["w1"].shape[0]
+    across = own < num_experts and ranks(DATA) > 1  # other data ranks have other experts
+    if across and is_split:
+        x, experts, weights = (gathered(one, DATA) for one in (x, experts, weights))
+    if own < num_experts:
+        experts = experts - device_rank() * own
+    adapters = {name: LowRank(a=a, b=b, scale=scales[name]) for name, (a, b) in low.items()}
+    y = _own_sum(matrices, adapters, x, experts, weights, config)
+    y = total(y, [MODEL])
+    if not across:
+        return y
+    return scattered_total(y, DATA) if is_split else total(y, [DATA])
+
+
+def _own_sum(matrices, adapters, x_TD, experts_TX, weights_TX, config: MLPConfig):
+    """The sum over the experts 0 .. E - 1 that are here; other ids add nothing."""
+    (T, X), E = experts_TX.shape, matrices["w1"].shape[0]
+    is_here = (experts_TX >= 0) & (experts_TX < E)
+    flat = jnp.where(is_here, experts_TX, E).reshape(T * X)
+    order = jnp.argsort(flat, stable=True)  # (token, choice) pairs sorted by expert
+    back = jnp.argsort(order)
+    sizes = jnp.bincount(flat, length=E)
+
+    def linear(name: str, rows: Array) -> Array:
+        y = grouped_matmul(rows, matrices[name], sizes)
+        if name in adapters:
+            y += grouped_low_rank(rows, adapters[name], sizes)
+        return y.astype(rows.dtype)
+
+    rows = permute_rows(jnp.repeat(x_TD, X, axis=0), order, back)
+    y = linear("w2", swiglu(linear("w1", rows), linear("w3", rows), config))
+    y_TXD = permute_rows(y, back, order).reshape(T, X, -1).astype(jnp.float32)
+    y_TXD = jnp.where(is_here[..., None], y_TXD, 0.0)  # rows beyond the last expert are unspecified
+    y_TD = jnp.einsum("TXD,TX->TD", y_TXD, weights_TX, precision="highest")
+    return y_TD.astype(x_TD.dtype)

@@ -1,0 +1,43 @@
+"""What devices tell one another inside `local`. Outside of it, and on one device, there is nothing
+to tell, so that one function serves all meshes.
+"""
+
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from sharding.axes import DATA, MODEL
+
+
+def ranks(axis: str) -> int:
+    """How many devices a mesh axis has, as seen here."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.shape[axis] if axis in mesh.manual_axes else 1
+
+
+def rank(axis: str) -> Int[Array, ""] | int:
+    """This device's place on a mesh axis."""
+    return lax.axis_index(axis) if ranks(axis) > 1 else 0
+
+
+def device_rank() -> Int[Array, ""] | int:
+    """This device's place among all, those of one data rank together: experts are laid out so."""
+    return rank(DATA) * ranks(MODEL) + rank(MODEL)
+
+
+def total(x: Float[Array, "..."], axes: Sequence[str] = (DATA, MODEL)) -> Float[Array, "..."]:
+    """The sum of x over the devices of mesh axes, on each of them."""
+    axes = tuple(axis for axis in axes if ranks(axis) > 1)
+    return lax.psum(x, axes) if axes else x
+
+
+def gathered(x: Array, axis: str) -> Array:
+    """The x of all devices of a mesh axis, one after another along the first dimension."""
+    return lax.all_gather(x, axis, tiled=True) if ranks(axis) > 1 else x
+
+
+def scattered_total(x: Float[Array, "rows ..."], axis: str) -> Float[Array, "share ..."]:
+    """The sum of x over a mesh axis, of which each device keeps its share of rows."""
+    return lax.psum_scatter(x, axis, tiled=True) if ranks(axis) > 1 else x

@@ -1,0 +1,96 @@
+"""The steps of a model on every kind of mesh: pages of each rank's own heads, the same logits."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.parallel import ParallelConfig
+from minimax_jax.batch import Batch
+from minimax_jax.cache import Cache, local_heads, pool_layout
+from minimax_jax.checkpoint import parameters_of
+from minimax_jax.sampling import SamplingParams, SamplingState
+from minimax_jax.steps import DecodeOptions, DecodeState, decode, prefill
+from pallas_kernels.layouts.pool import CacheFormats
+from sharding import SERVE, make_mesh, named_sharding, with_parallel
+from tests.model.models import random_model, small, tokens
+
+pytestmark = pytest.mark.devices(8)
+CONFIG = small(2, num_tokens=501)
+FORMATS = CacheFormats(kv="f32", index="f32")
+LENGTHS = (15, 33, 70, 97)  # up to 7 blocks of 16, of which each query chooses 2
+CHUNK, BLOCKS, STEPS = 48, 7, 3
+
+
+def placed(mesh, parallel: ParallelConfig):
+    """The random model, each device with its shard of every weight."""
+    model, rules = random_model(CONFIG), with_parallel(SERVE, parallel)
+    for parameter in parameters_of(model).values():
+        value = parameter.get_value()
+        sharding = named_sharding(mesh, parameter.axes, rules, value.shape)
+        parameter.set_value(jax.device_put(value, sharding))
+    model.rules = rules
+    return model
+
+
+def run(parallel: ParallelConfig, lengths=LENGTHS) -> tuple[np.ndarray, np.ndarray]:
+    """Logits after prompts that came in chunks, and the greedy tokens after them."""
+    mesh, B = make_mesh(parallel), len(lengths)
+    model = placed(mesh, parallel)
+    layout = pool_layout(CONFIG, FORMATS, local_heads(CONFIG, mesh))
+    of_rank = B // parallel.dp if B % parallel.dp == 0 else B  # sequences; ids count within a rank
+    table = jnp.arange(B)[:, None] % of_rank * BLOCKS + jnp.arange(BLOCKS)
+    pages, logits = Cache.empty(layout, of_rank * BLOCKS, mesh), jnp.zeros((B, CONFIG.vocab_size))
+    ends = jnp.array(lengths, jnp.int32)
+    ids = np.zeros((B, 2 * CHUNK + CHUNK), np.int32)
+    for row, length in enumerate(lengths):
+        ids[row, :length] = tokens(length, seed=row)
+    with jax.set_mesh(mesh):
+        for start in range(0, max(lengths), CHUNK):
+            places = jnp.broadcast_to(start + jnp.arange(CHUNK), (B, CHUNK))
+            batch = Batch(
+                tokens=jnp.asarray(ids[:, start : start + CHUNK]),
+                positions=jnp.where(places < ends[:, None], places, -1),
+                block_table=table,
+            )
+            last = ends - 1 - start
+            last = jnp.where((last >= 0) & (last < CHUNK), last, -1)
+            pages, logits = prefill(model, None, pages, batch, last, logits)
+        first = np.asarray(logits)
+        state = DecodeState(
+            logits=logits, positions=ends, limits=ends + STEPS, running=jnp.ones(B, bool)
+        )
+        sampling = SamplingState.of([SamplingParams(temperature=0.0)] * B)
+        _, _, generated = decode(
+            model, None, pages, table, state, sampling, DecodeOptions(steps=STEPS)
+        )
+    return first, np.asarray(generated.tokens)
+
+
+@cache
+def alone(lengths=LENGTHS):
+    return run(ParallelConfig(), lengths)
+
+
+@pytest.mark.parametrize("text", ["tp4", "tp8", "dp2,tp2", "dp4", "tp4,ep", "dep4", "dp2,tp2,ep"])
+def test_a_mesh_gives_the_logits_and_tokens_of_one_device(text):
+    expected, found = alone(), run(ParallelConfig.parse(text))
+    np.testing.assert_allclose(found[0], expected[0], atol=2e-5)
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("text", ["dp2,tp4,ep"])
+def test_a_lone_sequence_runs_on_every_data_rank_alike(text):
+    expected, found = alone(LENGTHS[-1:]), run(ParallelConfig.parse(text), LENGTHS[-1:])
+    np.testing.assert_allclose(found[0], expected[0], atol=2e-5)
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_a_rank_holds_its_own_heads_and_a_whole_index():
+    mesh = make_mesh(ParallelConfig(dp=2, tp=4))
+    layout = pool_layout(CONFIG, FORMATS, local_heads(CONFIG, mesh))
+    pages = Cache.empty(layout, 5, mesh)
+    assert layout.kv_heads == 1 and pages.pool.shape[:2] == (8, 5)
+    assert {shard.data.shape[0] for shard in pages.pool.addressable_shards} == {1}
