@@ -27,6 +27,9 @@ class ServingConfig:
     async_scheduling: bool = described(True, "plans a step while the one before it runs")
     num_scheduler_steps: int = described(8, "device steps of a dispatch when nothing waits")
     num_speculative_tokens: int = described(0, "drafts that a step verifies at most")
+    speculation_costs: str | None = described(
+        None, "a file of `minimax-serve profile`, by which the drafts to verify are chosen"
+    )
     watermark: float = described(0.01, "share of the blocks that an admission leaves free")
     max_waiting_requests: int = described(4096, "requests that may wait; more are turned away")
     max_logprobs: int = described(20, "likeliest tokens that a request may ask for")

@@ -12,6 +12,7 @@ from minimax_jax.lora import Adapter
 from serving.device.model_device import ModelDevice
 from serving.engine import BatchingEngine
 from serving.engine_api import EngineInfo
+from serving.scheduling.cost_table import StepCosts
 
 Progress = Callable[[str, int, int], None]  # a program, how many are done and how many there are
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -38,6 +39,7 @@ class Plan:
     num_blocks: int
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     seed: int = 0
+    costs: StepCosts | None = None  # without them every draft is verified
 
 
 def assemble(loaded: LoadedModel, plan: Plan, progress: Progress | None = None) -> Assembly:
@@ -52,6 +54,7 @@ def assemble(loaded: LoadedModel, plan: Plan, progress: Progress | None = None) 
         device,
         tokenizer=loaded.tokenizer,
         adapters=sorted(plan.adapters),
+        costs=plan.costs,
         seed=plan.seed,
     )
     return Assembly(device=device, engine=engine)

@@ -7,6 +7,7 @@ they read it while tracing.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -60,25 +61,28 @@ def local(
     of `sharding.collectives` know the mesh. Where there is one device it is `function` itself.
     """
 
-    def run(*args: Any) -> Any:
-        mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty or mesh.size == 1 or mesh.manual_axes:
-            return function(*args)
-        # Leaves, since a dataclass with annotated shapes cannot be made of partitions.
-        leaves, tree = jax.tree.flatten(args)
-        axes = [one for arg, some in zip(args, in_axes, strict=True) for one in _axes_of(arg, some)]
-        fitting = replace(rules, **dict.fromkeys(_whole_axes(mesh, leaves, axes, rules)))
-        results = out_axes if isinstance(out_axes, list) else [out_axes]
-        out_specs = tuple(spec(one, fitting) for one in results)
-        return jax.shard_map(
-            lambda *shards: function(*jax.tree.unflatten(tree, shards)),
-            mesh=mesh,
-            in_specs=tuple(spec(one, fitting) for one in axes),
-            out_specs=out_specs if isinstance(out_axes, list) else out_specs[0],
-            check_vma=False,  # Pallas and Triton calls do not say over which axes results vary
-        )(*leaves)
+    return partial(_run, function, in_axes, out_axes, rules)
 
-    return run
+
+def _run(
+    function: Callable, in_axes: Sequence[Any], out_axes: Any, rules: Rules, *args: Any
+) -> Any:
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or mesh.manual_axes:
+        return function(*args)
+    # Leaves, since a dataclass with annotated shapes cannot be made of partitions.
+    leaves, tree = jax.tree.flatten(args)
+    axes = [one for arg, some in zip(args, in_axes, strict=True) for one in _axes_of(arg, some)]
+    fitting = replace(rules, **dict.fromkeys(_whole_axes(mesh, leaves, axes, rules)))
+    results = out_axes if isinstance(out_axes, list) else [out_axes]
+    out_specs = tuple(spec(one, fitting) for one in results)
+    return jax.shard_map(
+        lambda *shards: function(*jax.tree.unflatten(tree, shards)),
+        mesh=mesh,
+        in_specs=tuple(spec(one, fitting) for one in axes),
+        out_specs=out_specs if isinstance(out_axes, list) else out_specs[0],
+        check_vma=False,  # Pallas and Triton calls do not say over which axes their results vary
+    )(*leaves)
 
 
 def _axes_of(tree: Any, axes: Any) -> list[Axes]:

@@ -31,5 +31,6 @@ def load_and_assemble(resolved: Resolved, progress: StartProgress) -> tuple[Load
         num_blocks=num_blocks_for(loaded, resolved.config, adapters),
         adapters=adapters,
         seed=asked.seed,
+        costs=resolved.costs,
     )
     return loaded, assemble(loaded, plan, progress.compiling)

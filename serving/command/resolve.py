@@ -16,6 +16,7 @@ from minimax_jax.checkpoint.folder import read_config, read_target_config
 from minimax_jax.loaded import find
 from serving.command.flags import Asked
 from serving.device.num_blocks import check_longest
+from serving.scheduling.cost_table import StepCosts, read_costs
 
 SMALL_FILES = ("*.json", "*.jinja", "dspark/config.json")  # all but the weights
 # Where no GPU is, programs are compiled and run by a few cores: smaller steps, and fewer shapes.
@@ -41,6 +42,7 @@ class Resolved:
     name: str  # under which clients know it
     aliases: tuple[str, ...]
     lines: tuple[str, ...]  # about what is not as it was typed or as one expects
+    costs: StepCosts | None = None  # of a step's parts, by which drafts are scheduled
 
 
 def resolve(asked: Asked, machine: Machine) -> Resolved:
@@ -50,12 +52,6 @@ def resolve(asked: Asked, machine: Machine) -> Resolved:
     check_devices(asked.parallel, machine)
     _check_experts(asked, model)
     config = serving_config(asked, model, machine)
-    if config.num_speculative_tokens:
-        # The plans and the planner are there; the device's steps with drafts are not.
-        raise ValueError(
-            "--speculative-config: the engine does not speculate yet; `minimax-jax generate "
-            "--speculative` does"
-        )
     name, *aliases = asked.served_names or (default_name(asked.model),)
     taken = {name, *aliases} & set(asked.adapters)
     if taken:
@@ -74,6 +70,7 @@ def resolve(asked: Asked, machine: Machine) -> Resolved:
         name=name,
         aliases=tuple(aliases),
         lines=(*asked.lines, *lines),
+        costs=_costs(config),
     )
 
 
@@ -122,6 +119,17 @@ def default_name(model: str) -> str:
 def is_merged(name: str) -> bool:
     """Whether the gateway joins deltas under this name (specification serving 1.4)."""
     return name.lower().startswith("minimax")
+
+
+def _costs(config: ServingConfig) -> StepCosts | None:
+    if config.speculation_costs is None:
+        return None
+    if not config.num_speculative_tokens:
+        raise ValueError("--speculation-costs says what drafts cost, and nothing speculates")
+    try:
+        return read_costs(config.speculation_costs)
+    except OSError as error:
+        raise ValueError(f"--speculation-costs cannot be read: {error}") from error
 
 
 def _drafts(asked: Asked, model: ModelConfig) -> int:

@@ -59,7 +59,11 @@ def test_a_step_holds_a_token_of_every_sequence_that_was_asked_for():
         ("tiny -tp 4", "tp4 needs 4 devices, and JAX sees 1 (cpu)"),
         ("tiny -tp 2 --enable-expert-parallel", "tp2,ep needs 2 devices, and JAX sees 1 (cpu)"),
         ("tiny --quantization-config.moe mxfp8", "`minimax-jax convert SRC DST --format mxfp8`"),
-        ("tiny --speculative-config.method dspark", "the engine does not speculate yet"),
+        ("tiny --speculation-costs none.json", "says what drafts cost, and nothing speculates"),
+        (
+            "tiny --speculative-config.method dspark --speculation-costs none.json",
+            "none.json",
+        ),
         ("tiny --speculative-config.num_speculative_tokens 9", "more than the drafter's 7"),
         ("nothing-of-this-name", "neither a bundled model (tiny) nor a folder"),
         ("tiny --revision main", "'tiny' is not a hub name, so it has no revision"),
