@@ -91,7 +91,7 @@ def walk_pages(
 ) -> Walk:
     """The way through pages: one chunk is a whole prefill, chunks of one token are decode steps."""
     batches = list(chunk_batches(ids, chunks, (1, CHUNK_WIDTHS[-1])))
-    return _walk(model, batches, layout, layout.empty(NUM_BLOCKS), fault)
+    return _walk(model, batches, layout, layout.empty(NUM_BLOCKS)[None], fault)
 
 
 def unrounded(model: Model, layer: int, seen: Seen) -> Seen:
