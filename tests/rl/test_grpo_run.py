@@ -25,6 +25,8 @@ from rl.run_checkpoints import RunCheckpoints
 from rl.run_log import read_log
 from tests.rl.grpo_toy import CONFIG, toy_loaded, toy_policy
 
+pytestmark = pytest.mark.slow
+
 QUIET = Console(quiet=True)
 LOADED = toy_loaded("nvfp4")
 NOWHERE = Path("nowhere")  # the folder of a run that writes nothing

@@ -15,6 +15,8 @@ from serving.scheduling.shapes import Shape
 from tests.model.models import random_loaded, small
 from tests.serving.devices import Driver, config_of
 
+pytestmark = pytest.mark.slow
+
 LOADED = random_loaded(small(2, num_tokens=501))
 BIG_POOL = 8192  # blocks, 151 MB, against which a step's own arrays are small
 

@@ -16,6 +16,8 @@ from tests.drafter.models import drafted, random_drafter
 from tests.model.models import random_loaded, small
 from tests.serving.devices import Driver, assert_right, config_of, output
 
+pytestmark = pytest.mark.slow
+
 CONFIG = drafted(small(2, num_tokens=501))
 PLAIN = random_loaded(small(2, num_tokens=501))
 LOADED = replace(
@@ -47,7 +49,6 @@ def test_greedy_tokens_are_those_of_plain_decoding_whoever_runs_beside(device):
     assert sum(one.draft_tokens for one in greedy) > 0
 
 
-@pytest.mark.slow
 def test_options_and_preemption_change_nothing_of_greedy_speculation(device):
     driver = Driver(device, PLAIN, num_blocks=14, enable_prefix_caching=False)
     driver.ask("penalties", 40, max_tokens=40, frequency_penalty=0.5, repetition_penalty=1.2)

@@ -22,6 +22,11 @@ CONFIG = small(2, num_tokens=501)
 FORMATS = CacheFormats(kv="f32", index="f32")
 LENGTHS = (15, 33, 70, 97)  # up to 7 blocks of 16, of which each query chooses 2
 CHUNK, BLOCKS, STEPS = 48, 7, 3
+MORE = ("tp8", "dp2,tp2", "dp4", "tp4,ep", "dp2,tp2,ep")
+
+
+def slow(text: str):
+    return pytest.param(text, marks=pytest.mark.slow)
 
 
 def placed(mesh, parallel: ParallelConfig):
@@ -74,13 +79,14 @@ def alone(lengths=LENGTHS):
     return run(ParallelConfig(), lengths)
 
 
-@pytest.mark.parametrize("text", ["tp4", "tp8", "dp2,tp2", "dp4", "tp4,ep", "dep4", "dp2,tp2,ep"])
+@pytest.mark.parametrize("text", ["tp4", "dep4", *map(slow, MORE)])
 def test_a_mesh_gives_the_logits_and_tokens_of_one_device(text):
     expected, found = alone(), run(ParallelConfig.parse(text))
     np.testing.assert_allclose(found[0], expected[0], atol=2e-5)
     np.testing.assert_array_equal(found[1], expected[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["dp2,tp4,ep"])
 def test_a_lone_sequence_runs_on_every_data_rank_alike(text):
     expected, found = alone(LENGTHS[-1:]), run(ParallelConfig.parse(text), LENGTHS[-1:])

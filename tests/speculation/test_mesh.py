@@ -14,7 +14,7 @@ from tests.drafter.models import drafted, random_drafter
 from tests.model.models import random_model, small, tokens
 from tests.speculation.runs import Run, proposing
 
-pytestmark = pytest.mark.devices(8)
+pytestmark = [pytest.mark.devices(8), pytest.mark.slow]
 PROMPTS = [tokens(length, seed=length) for length in (17, 40)]
 PARAMS = [SamplingParams(temperature=t, seed=3) for t in (0.0, 1.0)]
 OPTIONS = SpeculationOptions(rows=16)
