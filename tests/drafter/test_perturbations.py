@@ -115,7 +115,7 @@ def test_the_block_is_rotated_from_the_anchors_position():
         context = DraftContext.of(
             table, lengths(20 + shift, 20 + shift), config.drafter, cache.layout.formats
         )
-        k, v, _ = layer_pages(cache.pool[0], layout, layout.layer_line(0), sparse=False)
+        k, v, _ = layer_pages(cache.pool, layout, layout.layer_line(0), sparse=False)
         positions = jnp.broadcast_to(shift + 19 + jnp.arange(T), (2, T))
         cos, sin = rope_angles(positions, config.drafter.attention)
         early = replace(context, cos=cos, sin=sin)

@@ -115,8 +115,8 @@ def test_data_and_expert_parallel_weights():
         ("head", EMBEDDING),
     ]:
         assert parts[name] == (nbytes, nbytes), name
-    router = 57 * (128 * 6144 + 128) * 4  # float32; rows go with their experts
-    assert parts["router"] == (router, router // 4)
+    router = 57 * (128 * 6144 + 128) * 4  # float32; every rank routes its own tokens
+    assert parts["router"] == (router, router)
 
 
 def test_the_drafter_is_its_own_part():
@@ -130,7 +130,8 @@ def test_tensor_parallel_weights():
     parts = by_part("tp4")
     assert parts["attention projections"] == (ATTENTION, ATTENTION // 4)
     assert parts["embedding"] == (EMBEDDING, EMBEDDING // 4)
-    assert parts["index projections"][0] == parts["index projections"][1]  # shared by all heads
+    of_heads, shared = 60 * 512 * 6144 * 33 // 32, 60 * 128 * 6144 * 33 // 32
+    assert parts["index projections"] == (of_heads + shared, of_heads // 4 + shared)
     # each rank has a slice of every expert, and so every outer scale
     assert parts["routed experts"][1] == EXPERTS * 9 // 16 // 4 + OUTER
 
@@ -185,8 +186,8 @@ def test_the_published_counts_under_their_assumptions():
     # one usable memory has to give both: 270 GB x 0.92 does, plain 288 GB x 0.92 does not
     low, high = max(nvfp4.same_from, fp8.same_from), min(nvfp4.same_below, fp8.same_below)
     assert low <= 0.92 * 270e9 < high <= 0.92 * 288e9
-    assert nvfp4.weight_bytes / 1e9 == pytest.approx(73.9, abs=0.1)
-    assert fp8.weight_bytes / 1e9 == pytest.approx(122.4, abs=0.1)
+    assert nvfp4.weight_bytes / 1e9 == pytest.approx(74.1, abs=0.1)
+    assert fp8.weight_bytes / 1e9 == pytest.approx(122.5, abs=0.1)
 
 
 def test_the_published_assumptions_are_reached_by_flags():
