@@ -132,7 +132,7 @@ def test_f129_a_pause_and_a_cleared_cache_change_no_text():
 
 def test_a_flush_waits_for_the_engine_to_be_idle():
     async def test():
-        async with running(step_s=0.002, enable_kv_cache_events=True) as it:
+        async with running(step_s=0.02, enable_kv_cache_events=True) as it:
             stream = it.submit("r", 40, max_tokens=40)
             await anext(stream)
             with pytest.raises(EngineBusyError, match="1 sequences still run after 0.01 s"):
