@@ -142,9 +142,14 @@ def test_a_flush_waits_for_the_engine_to_be_idle():
             (again,) = await it.run("again", 40)
             assert again.end.cached_tokens == 0
             await it.engine.flush(5.0)
-            await soon(lambda: it.engine.kv_events.last_number > 2)
-            events = [event for batch in it.engine.kv_events._batches for event in batch.events]
-            assert isinstance(events[0], BlocksStored) and isinstance(events[-1], AllBlocksCleared)
+            feed = it.engine.kv_events
+
+            def events():
+                return [event for batch in feed._batches for event in batch.events]
+
+            await soon(lambda: [type(one) for one in events()].count(AllBlocksCleared) == 2)
+            assert isinstance(events()[0], BlocksStored)
+            assert isinstance(events()[-1], AllBlocksCleared)
 
     run(test)
 
