@@ -2,7 +2,7 @@
 the small model's arithmetic, and the two reference runs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from configs.cli import described
@@ -161,27 +161,15 @@ def m3_1_flash_dapo_lora32() -> GRPOConfig:
 
 def m3_bf16_dapo() -> GRPOConfig:
     """The other reference: all plain weights of M3 in BF16, Adam at 3e-6, 16 x 16 answers at
-    temperature 0.8 (spec/rl 9).
+    temperature 0.8 (spec/rl 9). The rest is as in the first.
     """
-    return GRPOConfig(
+    return replace(
+        m3_1_flash_dapo_lora32(),
         model="MiniMaxAI/MiniMax-M3",
-        dtype="bf16",
         trained="full",
-        data="dapo-math-17k.parquet",
-        reward="math",
-        reward_workers=8,
-        max_tokens=16384,
+        expert_lora=GRPOConfig().expert_lora,
         temperature=0.8,
         learning_rate=3e-6,
-        warmup_steps=10,
-        decay_fraction=0.0,
-        pack_tokens=32768,
-        remat=True,
-        eval_data="aime-2024.parquet",
-        eval_every=20,
-        eval_problems=30,
-        eval_samples=16,
-        save_every=20,
     )
 
 

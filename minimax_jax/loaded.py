@@ -36,6 +36,7 @@ from minimax_jax.speculative.setup import (
 from minimax_jax.steps import bucket, score
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
 from sharding.axes import DATA
+from sharding.rules import SERVE, Rules
 
 ASSETS = Path(__file__).parent / "assets"
 _COMPUTE: dict[str, CacheFormat] = {"float32": "f32", "bfloat16": "bf16"}
@@ -97,6 +98,7 @@ def load(
     *,
     compute: str = "exact",
     speculative: SpeculativeConfig | bool = False,
+    rules: Rules = SERVE,
     progress: Callable[[str, int], None] | None = None,
 ) -> LoadedModel:
     """Loads a bundled model ("tiny"), a folder, or a hub name ("MiniMaxAI/MiniMax-M3.1-Flash",
@@ -106,7 +108,8 @@ def load(
     default. `kv` and `index` ("f32", "bf16", "fp8", "nvfp4") are the cache formats; by default what
     the checkpoint's quantisation names, else the compute dtype. `compute` is "exact" or "e4m3"
     (`CacheFormats`). With `speculative` the drafter in the folder's `dspark/` is loaded too, whose
-    cache has the config's `kv_cache_dtype` (fp8); without, that folder may hold anything.
+    cache has the config's `kv_cache_dtype` (fp8); without, that folder may hold anything. `rules`
+    say where weights and activations lie on the mesh (`sharding.with_parallel`).
 
     Raises ValueError with one sentence, before anything is changed, for an unknown name, an
     impossible option or a damaged checkpoint.
@@ -129,7 +132,9 @@ def load(
     tokenizer = Tokenizer.load(folder) if has_tokenizer else None
     template = ChatTemplate.load(folder) if ChatTemplate.is_in(folder) else None
     speculation = None if asked is None else load_speculation(folder, config, asked, dtype, mesh)
-    model, report = checkpoint.load_model(folder, dtype=dtype, mesh=mesh, progress=progress)
+    model, report = checkpoint.load_model(
+        folder, dtype=dtype, mesh=mesh, rules=rules, progress=progress
+    )
     return LoadedModel(
         model=model,
         formats=formats,

@@ -7,6 +7,7 @@ from serving.command.progress import StartProgress
 from serving.command.resolve import Resolved
 from serving.device import num_blocks_for
 from sharding.mesh import make_mesh
+from sharding.rules import SERVE, with_parallel
 
 
 def load_and_assemble(resolved: Resolved, progress: StartProgress) -> tuple[LoadedModel, Assembly]:
@@ -23,6 +24,7 @@ def load_and_assemble(resolved: Resolved, progress: StartProgress) -> tuple[Load
         mesh=make_mesh(asked.parallel) if tp > 1 else None,
         revision=how.revision,
         speculative=asked.speculative or False,
+        rules=with_parallel(SERVE, asked.parallel),
         progress=progress.loading,
     )
     adapters = {name: read_adapter(at, loaded.model) for name, at in asked.adapters.items()}

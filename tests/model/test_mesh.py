@@ -4,13 +4,15 @@ the same.
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
 import minimax_jax
 from configs.parallel import ParallelConfig
-from minimax_jax.checkpoint import save_model
+from minimax_jax.checkpoint import parameters_of, save_model
 from sharding.mesh import make_mesh
+from sharding.rules import SERVE, with_parallel
 from tests.model.models import random_model, small, tokens
 
 pytestmark = pytest.mark.devices(8)
@@ -25,11 +27,17 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("parallel", [ParallelConfig(tp=2), ParallelConfig(dp=2, tp=2)], ids=str)
+@pytest.mark.parametrize(
+    "parallel", [ParallelConfig.parse(one) for one in ("tp2", "dp2,tp2", "tp2,ep")], ids=str
+)
 def test_a_mesh_gives_the_logits_and_tokens_of_one_device(folder, parallel):
     options = {"dtype": "float32", "kv": "f32", "index": "f32"}
     alone = minimax_jax.load(folder, **options)
-    spread = minimax_jax.load(folder, mesh=make_mesh(parallel), **options)
+    rules = with_parallel(SERVE, parallel)
+    spread = minimax_jax.load(folder, mesh=make_mesh(parallel), rules=rules, **options)
+    stored = parameters_of(spread.model)["layers.1.mlp.experts.w1.weight"].get_value()
+    experts = jax.tree.leaves(stored)[0]
+    assert experts.sharding.shard_shape(experts.shape)[0] == experts.shape[0] // parallel.ep
     weight = spread.model.layers[0].attention.q_proj.weight.get_value()
     assert len(weight.codes.sharding.device_set) == parallel.num_devices
     prompt = tokens(70)
