@@ -1,16 +1,20 @@
 """The plain layers: linear with an adapter hook, Gemma norm, SwiGLU-OAI, and the dense MLP."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 from configs.parts import MLPConfig
 from minimax_jax.lora import Adapter, LowRank, low_rank, part
 from pallas_kernels.kv_insert import gemma_norm
-from pallas_kernels.scaled_matmul import scaled_matmul
+from pallas_kernels.scaled_matmul import scaled_matmuls
+from sharding.mesh import is_partitioned
 
 
 def normal(rngs: nnx.Rngs, *shape: int) -> Float[Array, "..."]:
@@ -36,14 +40,37 @@ class Linear(nnx.Module):
     def __call__(
         self, x: Float[Array, "*rows D"], adapter: LowRank | None = None
     ) -> Float[Array, "*rows F"]:
-        return self.float32(x, adapter).astype(x.dtype)
+        return linears(x, [(self, adapter)])[0]
 
     def float32(
         self, x: Float[Array, "*rows D"], adapter: LowRank | None = None
     ) -> Float[Array, "*rows F"]:
         """The same before its last rounding, as logits are wanted."""
-        y = scaled_matmul(x, self.weight.get_value())
-        return y if adapter is None else y + low_rank(x, adapter)
+        return _float32(x, [(self, adapter)])[0]
+
+
+def linears(
+    x: Float[Array, "*rows D"], of: Sequence[tuple[Linear, LowRank | None]]
+) -> list[Float[Array, "*rows F"]]:
+    """What several linears, each with its adapter, make of the same rows: one launch where a kernel
+    takes their weights together.
+    """
+    if all(adapter is None for _, adapter in of):
+        return _products(x, of, x.dtype)
+    return [y.astype(x.dtype) for y in _float32(x, of)]
+
+
+def _float32(x: Array, of: Sequence[tuple[Linear, LowRank | None]]) -> list[Array]:
+    sums = _products(x, of, jnp.float32)
+    return [
+        y if adapter is None else y + low_rank(x, adapter)
+        for y, (_, adapter) in zip(sums, of, strict=True)
+    ]
+
+
+def _products(x: Array, of: Sequence[tuple[Linear, Any]], dtype: DTypeLike) -> list[Array]:
+    weights = [linear.weight.get_value() for linear, _ in of]
+    return scaled_matmuls(x, weights, out_dtype=dtype, one_device=not is_partitioned())
 
 
 class GemmaNorm(nnx.Module):
@@ -78,6 +105,6 @@ class MLP(nnx.Module):
     def __call__(
         self, x: Float[Array, "*rows D"], adapter: Adapter = None
     ) -> Float[Array, "*rows D"]:
-        gate = self.gate_proj(x, part(adapter, "gate_proj"))
-        up = self.up_proj(x, part(adapter, "up_proj"))
+        of_gate, of_up = part(adapter, "gate_proj"), part(adapter, "up_proj")
+        gate, up = linears(x, [(self.gate_proj, of_gate), (self.up_proj, of_up)])
         return self.down_proj(swiglu(gate, up, self.config), part(adapter, "down_proj"))

@@ -29,3 +29,11 @@ def make_mesh(parallel: ParallelConfig, devices: Sequence[Any] | None = None) ->
         axis_types=(AxisType.Auto,) * len(MESH_AXES),
         devices=devices[: parallel.num_devices],
     )
+
+
+def is_partitioned() -> bool:
+    """Whether the compiler spreads what is traced here over several devices: not where the current
+    mesh has one, nor within `local`.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return not (mesh.empty or mesh.size == 1 or mesh.manual_axes)

@@ -29,6 +29,11 @@ def multiply_half2(a: Word, b: Word) -> Word:
     return Word(llvm.bitcast(i32(), arith.mulf(half2(a), half2(b))))
 
 
+def multiply_bf16(a: Word, b: Word) -> Word:
+    """Two bfloat16 products, subnormals kept."""
+    return Word(asm(i32(), [a.value, b.value], "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r"))
+
+
 def bit_select(mask: int, ones: Word, zeros: Word) -> Word:
     """The bits of `ones` where the mask has them, of `zeros` elsewhere: one instruction, which the
     compiler cannot take apart (it would, to distribute a later mask over its parts).

@@ -129,6 +129,11 @@ def sync_warpgroup() -> None:
     utils.warpgroup_barrier()
 
 
+def sync_block() -> None:
+    """Waits for all threads of the CTA; shared memory written before is visible after."""
+    asm_void("bar.sync 0;")
+
+
 def sync_warp() -> None:
     """Waits for the 32 lanes of this warp; shared memory written before is visible after."""
     asm_void("bar.warp.sync 0xffffffff;")

@@ -8,7 +8,6 @@ from jax.experimental.mosaic.gpu import fragmented_array as fa
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
 
-from pallas_kernels.lanes.arithmetic import half2
 from pallas_kernels.lanes.registers import Real, Word, element, i32, pair_of
 
 
@@ -35,10 +34,20 @@ def array_of(tiles: Sequence[Sequence[Real]]) -> Any:
 
 def half_accumulator(tiles: Sequence[Sequence[Word]]) -> Any:
     """The inverse of `half_fragments`."""
+    return _of_words(tiles, ir.F16Type.get())
+
+
+def bf16_accumulator(tiles: Sequence[Sequence[Word]]) -> Any:
+    """The same of bfloat16 pairs."""
+    return _of_words(tiles, ir.BF16Type.get())
+
+
+def _of_words(tiles: Sequence[Sequence[Word]], dtype: Any) -> Any:
     registers = np.empty((1, len(tiles), 1, 1, 2, 1, 1, 1, 1), dtype=object)
+    pair = ir.VectorType.get((2,), dtype)
     for i, words in enumerate(tiles):
         for half, one in enumerate(words):
-            registers[0, i, 0, 0, half, 0, 0, 0, 0] = half2(one)
+            registers[0, i, 0, 0, half, 0, 0, 0, 0] = llvm.bitcast(pair, one.value)
     return fa.FragmentedArray(_registers=registers, _layout=fa.WGMMA_LAYOUT, _is_signed=None)
 
 

@@ -1,5 +1,7 @@
 """scaled_matmul in plain jnp: expand the weight to x's dtype, multiply, accumulate in float32."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -18,18 +20,22 @@ def expand(weight: Array | MXFP8Tensor | NVFP4Tensor, dtype: DTypeLike) -> Float
     return weight.dequantize(dtype)
 
 
-def scaled_matmul(
+def scaled_matmuls(
     x: Float[Array, "*rows D"],
-    weight: Array | MXFP8Tensor | NVFP4Tensor,
+    weights: Sequence[Array | MXFP8Tensor | NVFP4Tensor],
     *,
     out_dtype: DTypeLike,
-) -> Float[Array, "*rows F"]:
+    one_device: bool,
+) -> list[Float[Array, "*rows F"]]:
     """See the package."""
-    product = jnp.einsum(
-        "...D,FD->...F",
-        x,
-        expand(weight, x.dtype),
-        preferred_element_type=jnp.float32,
-        precision="highest",
-    )
-    return product.astype(out_dtype)
+    products = [
+        jnp.einsum(
+            "...D,FD->...F",
+            x,
+            expand(weight, x.dtype),
+            preferred_element_type=jnp.float32,
+            precision="highest",
+        )
+        for weight in weights
+    ]
+    return [product.astype(out_dtype) for product in products]

@@ -27,11 +27,17 @@ class Ref:
     def __getitem__(self, where):
         return self.array[where]
 
+    def take(self, values):
+        """What the copy engine does; memory in another order than that of its source overrides
+        this.
+        """
+        self.array[...] = values
+
     def transpose(self, axes):
         return np.transpose(self.matrix(), axes)
 
     def matrix(self):
-        """[N, 64] float16 of an operand in tiles of 8 rows with the 128-byte swizzle."""
+        """[N, 64] of a 16-bit operand in tiles of 8 rows with the 128-byte swizzle."""
         rows = self.array.reshape(-1, 8, 8, 8)  # tile, row, 16-byte piece, element
         straight = np.empty_like(rows)
         for row, piece in np.ndindex(8, 8):
@@ -46,10 +52,10 @@ class _At:
     def __getitem__(self, where):
         """A block of -1 is read as zeros, as the copy engine does."""
         first = where[0] if isinstance(where, tuple) else where
-        if first < 0:
+        if not isinstance(first, slice) and first < 0:
             inside = (0, *where[1:]) if isinstance(where, tuple) else 0
-            return Ref(np.zeros_like(self.ref.array[inside]))
-        return Ref(self.ref.array[where])
+            return type(self.ref)(np.zeros_like(self.ref.array[inside]))
+        return type(self.ref)(self.ref.array[where])
 
 
 class Word(lanes.Word):
@@ -291,6 +297,11 @@ def multiply_half2(a, b):
     return _word_of((pair_of(a, np.float16) * pair_of(b, np.float16)).astype(np.float16))
 
 
+def multiply_bf16(a, b):
+    product = pair_of(a, ml_dtypes.bfloat16) * pair_of(b, ml_dtypes.bfloat16)
+    return _word_of(product.astype(ml_dtypes.bfloat16))
+
+
 def half2_of_e4m3(x):
     two = x.value[:, None].view(np.uint8)[:, :2].view(_E4M3)
     return _word_of(two.astype(np.float16))
@@ -380,6 +391,10 @@ def repeat(start, stop, step, body, carry=()):
     return carry
 
 
+def sync_block():
+    """All threads are in step."""
+
+
 def sync_warpgroup():
     """All threads are here already."""
 
@@ -393,6 +408,6 @@ def tiles_of(array):
 
 
 array_of = tiles_of
-half_accumulator = tiles_of
+half_accumulator = bf16_accumulator = tiles_of
 half_fragments = tiles_of
 rows_of = tiles_of

@@ -34,18 +34,18 @@ class Sums:
 
 
 def wgmma(sums, a, b):
-    """A comes as registers [8 columns][rows g, g + 8] of half2 words."""
+    """A comes as registers [8 columns][rows g, g + 8] of pairs of B's type."""
     g, t, w = np.arange(THREADS) % WARP // 4, np.arange(THREADS) % 4, np.arange(THREADS) // WARP
     left = np.zeros((64, 8 * len(a)), np.float32)
     for n, halves in enumerate(a):
         for half, one in enumerate(halves):
             for e in (0, 1):
-                left[16 * w + g + 8 * half, 8 * n + 2 * t + e] = pair_of(one, np.float16)[:, e]
+                left[16 * w + g + 8 * half, 8 * n + 2 * t + e] = pair_of(one, b.dtype)[:, e]
     sums.values += left @ np.asarray(b, np.float32)
 
 
 def _copy(source, to, _barrier):
-    to.array[...] = source.array
+    to.take(source.array)
 
 
 def _loop(start, stop, body, carry):
@@ -72,9 +72,10 @@ def _fake_pallas(program):
         copy_gmem_to_smem=_copy,
         barrier_wait=nothing,
         commit_smem=nothing,
+        wgmma_wait=nothing,
     )
     lax = SimpleNamespace(
-        axis_index=lambda _name: program,
+        axis_index=lambda name: 0 if name == "team" else program,
         rem=lambda a, b: a % b,
         fori_loop=_loop,
     )
@@ -97,5 +98,6 @@ def _names() -> dict:
     """What the kernels import of `lanes` by name."""
     types = ("Word", "Real", "word", "real", "reals_of_half2")
     arithmetic = ("bit_select", "half2_of_e4m3", "multiply_half2", "permute_bytes")
+    arithmetic += ("multiply_bf16", "select")
     memory = ("load_words", "load_bits", "load_reals", "store_reals")
     return {name: getattr(emulated_lanes, name) for name in (*types, *arithmetic, *memory)}

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from pallas_kernels.layouts import mxfp8, nvfp4
-from pallas_kernels.scaled_matmul import TABLE, scaled_matmul
+from pallas_kernels.scaled_matmul import TABLE, expanded, scaled_matmul
 from tests.numerics import assert_close
 
 T, D, F = 5, 64, 48
 _matmul = jax.jit(scaled_matmul, static_argnames=("out_dtype", "implementation"))
 _quantize_mxfp8, _quantize_nvfp4 = jax.jit(mxfp8.quantize), jax.jit(nvfp4.quantize)
-each = pytest.mark.parametrize("name", [one.name for one in TABLE])
+# What runs on every platform; the others are in `test_few_rows` and `tests/gpu`.
+each = pytest.mark.parametrize("name", [TABLE[-1].name])
 FORMATS = ["f32", "bf16", "mxfp8", "nvfp4"]
 
 
@@ -86,6 +87,16 @@ def test_both_conventions_of_the_outer_scale_give_one_product(name):
     divides = nvfp4.from_encode_scale(weight.codes, weight.scales, 512.0)
     first, second = (_matmul(x, w, implementation=name) for w in (multiplies, divides))
     assert_close(first, second, "exact")
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("out_dtype", [jnp.float32, jnp.bfloat16])
+def test_the_expanded_product_is_the_references(fmt, out_dtype):
+    weight, _ = stored(_normal(F, D, seed=1), fmt)
+    x = jnp.asarray(_normal(T, D), jnp.bfloat16)
+    options = {"out_dtype": jnp.dtype(out_dtype), "one_device": True}
+    found = expanded.scaled_matmuls(x, [weight, weight], **options)[1]
+    assert_close(found, _matmul(x, weight, out_dtype=out_dtype), "exact")
 
 
 @each

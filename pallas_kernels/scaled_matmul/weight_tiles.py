@@ -1,0 +1,118 @@
+"""What the lanes of `few_rows` do: weight tiles become operands, rows are laid out to match them.
+
+A lane (g, t) = (lane / 4, lane % 4) of warp w reads 32 bytes of weight rows 16 w + g and 8 further:
+the group 32 t .. 32 t + 31 of a chunk of 128, and its exponent. Decoded, they are the A operand of
+64 weight rows; the contraction's order is free, so the rows of x are permuted, not the weights:
+pair q of the lane is operand q / 8, columns 8 (q % 8) + 2 t and the next one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import lanes, mxfp8_lanes
+from pallas_kernels.lanes import REF, SCALAR, Word
+
+TILE, STEP, CHUNK = 64, 256, 128  # weight rows; columns of a copy, and of one decoded piece
+GROUP = 32
+TEAM = 128  # threads
+_WGMMA = plgpu.Layout.WGMMA
+CODES = (plgpu.TilingTransform((8, CHUNK)), plgpu.SwizzleTransform(128))
+OPERAND = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+_PIECE = 8  # elements of a row that a thread moves at once
+_TOGETHER = 8  # of its pieces, how many are loaded before the first is stored
+
+
+def load_rows(rows: int, columns: int, width: int, threads: int) -> Callable:
+    """Copies columns `first` .. `first + width` of x [rows, columns] to [width / 64, N, 64],
+    permuted and swizzled, in all threads of the block together. Operand rows that x does not have
+    stay as they are: their products are stored nowhere.
+    """
+    pieces = rows * (width // _PIECE)
+    padded = -(-rows // 8) * 8
+
+    @lanes.code(REF, plgpu.RefType(OPERAND), SCALAR, SCALAR)
+    def load(_, x, to, first, team):
+        source, target = lanes.address(x), lanes.address(to)
+        thread = lanes.thread() + lanes.scalar(team) * TEAM
+        starts = list(range(0, pieces, threads))
+        for some in range(0, len(starts), _TOGETHER):
+            places, words = [], []
+            for start in starts[some : some + _TOGETHER]:
+                piece = thread + start
+                piece = lanes.select(piece.below(pieces), piece, lanes.word(pieces - 1))
+                row = piece // (width // _PIECE)
+                column = (piece + row * -(width // _PIECE)) << 3
+                at = row * columns + lanes.scalar(first) + column
+                places.append((row, column))
+                words.append(lanes.load_words(source, at << 1, 4))
+            for (row, column), four in zip(places, words, strict=True):
+                _store_piece(target, padded, row, column, four)
+
+    return load
+
+
+def _store_piece(to: Any, padded: int, row: Word, column: Word, four: list[Word]) -> None:
+    """Eight elements from `column` on: pairs (0, 2), (1, 3), (4, 6), (5, 7)."""
+    group, eighth = (column >> 5) & 3, (column >> 3) & 3
+    operand = ((column >> 7) << 1) + (eighth >> 1)
+    at = operand * (padded * 128) + (row << 7) + (group << 2)
+    for i in range(4):
+        low, high = four[i & 2], four[(i & 2) + 1]
+        pair = lanes.permute_bytes(low, high, 0x7632 if i & 1 else 0x5410)
+        piece = (((eighth & 1) << 2) + i) ^ (row & 7)
+        lanes.store_words(to, at + (piece << 4), [pair])
+
+
+def decoded(half: int, codes: Any, exponents: Any, step: Any) -> Any:
+    """Chunk `half` of a step's codes [64, 256], swizzled, with the exponents [64, ...] of its tile:
+    two A operands (64, 64).
+    """
+    operand = plgpu.ShapeDtypeStruct((TILE, 64), jnp.bfloat16, layout=_WGMMA)
+    stride = exponents.shape[1]
+
+    @lanes.code(plgpu.RefType(CODES), REF, SCALAR, returns=(operand, operand))
+    def decode(_, codes, exponents, step):
+        g, t = lanes.lane() >> 2, lanes.lane() & 3
+        base, powers = lanes.address(codes), lanes.address(exponents)
+        rows = []
+        for eight in (0, 1):
+            row = (lanes.warp() << 4) + (g + 8 * eight)
+            group = (lanes.scalar(step) << 3) + (t + 4 * half)
+            factor = mxfp8_lanes.factor_pair(lanes.load_bits(powers, row * stride + group, 8))
+            tile = ((lanes.warp() << 1) + eight) * 2048 + (1024 * half)
+            words = []
+            for piece in (0, 1):
+                at = tile + (g << 7) + ((((t << 1) + piece) ^ g) << 4)
+                words += lanes.load_words(base, at, 4)
+            rows.append([pair for one in words for pair in mxfp8_lanes.value_pairs(one, factor)])
+        columns = [list(pair) for pair in zip(*rows, strict=True)]
+        return lanes.bf16_accumulator(columns[:8]), lanes.bf16_accumulator(columns[8:])
+
+    return decode(codes, exponents, step)
+
+
+def store_sums(sums: Any, out: Any, part: Any, first: Any) -> None:
+    """A tile's sums [64, N], of part `part` of the columns, to out [parts, M, F] from weight row
+    `first` on.
+    """
+    _, rows, width = out.shape
+
+    @lanes.code(_WGMMA, REF, SCALAR, SCALAR)
+    def store(_, sums, out, part, first):
+        g, t = lanes.lane() >> 2, lanes.lane() & 3
+        to, scale = lanes.address(out), lanes.real(mxfp8_lanes.DECODED)
+        feature = lanes.scalar(first) + (lanes.warp() << 4) + g
+        for i, tile in enumerate(lanes.tiles_of(sums)):
+            for at, value in enumerate(tile):
+                row, column = (t << 1) + (8 * i + at % 2), feature + 8 * (at // 2)
+                place = ((lanes.scalar(part) * rows + row) * width + column) << 2
+
+                def write(place=place, value=value):
+                    lanes.store_reals(to, place, [value * scale])
+
+                lanes.when(lanes.both(row.below(rows), column.below(width)), write)
+
+    store(sums, out, part, first)
