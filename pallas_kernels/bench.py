@@ -21,6 +21,7 @@ from pallas_kernels.benchmark import Benchmark
 from pallas_kernels.block_select import bench as block_select
 from pallas_kernels.kv_insert import bench as kv_insert
 from pallas_kernels.peers import MICROSECONDS, PEERS
+from pallas_kernels.scaled_matmul import bench as scaled_matmul
 from pallas_kernels.sparse_attention import bench as sparse_attention
 from pallas_kernels.window_attention import bench as window_attention
 
@@ -31,6 +32,7 @@ GROUPS: dict[str, tuple[Benchmark, ...]] = {
         *kv_insert.BENCHMARKS,
         *window_attention.BENCHMARKS,
     ),
+    "linear": scaled_matmul.BENCHMARKS,
 }
 
 

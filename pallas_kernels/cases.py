@@ -131,6 +131,16 @@ DENSE = {
     "full_head_decode": MatmulCase(rows=32, in_dim=6144, out_dim=50_016),
 }
 
+_QKV = MatmulCase(rows=1, in_dim=6144, out_dim=9856, format="mxfp8")  # with the index projections
+# The dense products of a full-size layer on one rank; `gate_up` is two weights at once.
+LINEAR = {
+    "qkv": [replace(_QKV, rows=rows) for rows in (1, 8, 16, 32, 64, 128, 512, 8192)],
+    "o": [replace(_QKV, in_dim=8192, out_dim=6144, rows=rows) for rows in (1, 32)],
+    "gate_up": [replace(_QKV, out_dim=3072, rows=rows) for rows in (1, 32)],
+    "down": [replace(_QKV, in_dim=3072, out_dim=6144, rows=rows) for rows in (1, 32)],
+    "head": [replace(_QKV, out_dim=200_064, rows=rows, format="bf16") for rows in (1, 32)],
+}
+
 GROUPED = {
     "tiny_up": MatmulCase(rows=1024, in_dim=128, out_dim=64, experts=16, format="nvfp4"),
     "full_up_decode_1": MatmulCase(rows=4, in_dim=6144, out_dim=768, experts=128, format="nvfp4"),
