@@ -7,6 +7,7 @@ Log-probabilities are taken at the sampling temperature in the program that draw
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,8 @@ from rl.rollouts import Finish, Rollout, RolloutRequest
 from rl.wave_plan import WavePlan
 
 PREFILL_TOKENS = 8192  # in one prefill step, all prompts together
-DECODE_STEPS = 8  # tokens a dispatch; between two the host sees whether anyone goes on
+DECODE_STEPS = 8  # tokens a dispatch; between two the host sees who goes on
+LEAST_ROWS = 32  # fewer rows are hardly faster, and each size is a program to compile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,12 @@ def copy_blocks(cache: Cache, source: Int[Array, "S"], target: Int[Array, "S"]) 
     return replace(copied, choices=cache.choices.at[target].set(cache.choices[source]))
 
 
+@jax.jit
+def taken(rows: Int[Array, "b"], tree: Any) -> Any:
+    """Some rows of each array."""
+    return jax.tree.map(lambda x: x[rows], tree)
+
+
 class _Wave:
     """P prompts, padded to a bucket, with G samples each."""
 
@@ -132,17 +140,35 @@ class _Wave:
         ]
 
     def _dispatches(self, state: DecodeState):
-        """What each dispatch found, on the host, until nobody goes on."""
-        sampling, table = self._sampling(), jnp.asarray(self.plan.sample_table)
+        """What each dispatch found of all samples, on the host, until nobody goes on. Once half of
+        the rows have ended, the others go on alone.
+        """
         model, adapter = self.policy.model, self.policy.adapter
         steps = min(DECODE_STEPS, bucket(self.request.max_tokens))
+        table, sampling = jnp.asarray(self.plan.sample_table), self._sampling()
+        rows = np.arange(len(table))  # the sample in each row
         for _ in range(-(-self.request.max_tokens // steps)):
             self.cache, state, found = decode_with_logprobs(
                 model, adapter, self.cache, table, state, sampling, steps
             )
-            yield jax.device_get(found)
-            if not np.asarray(state.running).any():
+            yield self._of_all(rows, jax.device_get(found))
+            running = np.asarray(state.running)
+            if not running.any():
                 return
+            size = bucket(int(running.sum()), smallest=LEAST_ROWS)
+            if size < len(rows):
+                kept = np.argsort(~running, kind="stable")[:size]
+                table, state, sampling = taken(jnp.asarray(kept), (table, state, sampling))
+                rows = rows[kept]
+
+    def _of_all(self, rows: np.ndarray, found: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        """Tokens, log-probabilities and breaks [k, S] from those of some rows."""
+        whole = []
+        for part, nothing in zip(found, (-1, 0.0, False), strict=True):
+            of_all = np.full((len(part), len(self.plan.sample_table)), nothing, part.dtype)
+            of_all[:, rows] = part
+            whole.append(of_all)
+        return tuple(whole)
 
     def _sampling(self) -> SamplingState:
         request = self.request

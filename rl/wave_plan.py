@@ -38,7 +38,8 @@ class WavePlan:
         prompt_table = np.arange(len(L) * width).reshape(len(L), width)
         S = len(L) * samples
         own_blocks = len(L) * width + np.arange(S * own).reshape(S, own)
-        table = np.full((S, bucket(width + own)), -1, np.int32)
+        widest = bucket(int(shared.max()) + own, smallest=least)
+        table = np.full((S, widest), -1, np.int32)
         for row in range(S):
             first = shared[row // samples]
             table[row, :first] = prompt_table[row // samples, :first]

@@ -103,6 +103,21 @@ def test_small_waves_give_the_same(policy, rollouts):
     assert [one.tokens for one in found] == [one.tokens for one in rollouts]
 
 
+def test_rows_that_have_ended_are_left_behind(policy, rollouts, monkeypatch):
+    monkeypatch.setattr(local_rollout, "LEAST_ROWS", 1)
+    sizes, taken = [], local_rollout.taken
+    monkeypatch.setattr(
+        local_rollout, "taken", lambda rows, tree: sizes.append(len(rows)) or taken(rows, tree)
+    )
+    found = LOCAL(policy[1], toy_request())
+    assert sizes and max(sizes) < 12
+    assert [one.tokens for one in found] == [one.tokens for one in rollouts]
+    assert [one.finish for one in found] == [one.finish for one in rollouts]
+    for one, other in zip(found, rollouts, strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+        np.testing.assert_array_equal(one.choices, other.choices)
+
+
 def test_logprobs_come_from_the_decode_program(policy, rollouts, monkeypatch):
     """With the packed program poisoned nothing changes."""
 
