@@ -27,7 +27,7 @@ from rl.wave_plan import WavePlan
 
 PREFILL_TOKENS = 8192  # in one prefill step, all prompts together
 DECODE_STEPS = 8  # tokens a dispatch; between two the host sees who goes on
-LEAST_ROWS = 32  # fewer rows are hardly faster, and each size is a program to compile
+LEAST_ROWS = 64  # fewer are hardly faster on a CPU, and each size is a program to compile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ import pytest
 
 from configs.presets import m3_1_flash, tiny
 from minimax_jax.lora import LowRank
+from minimax_jax.peft import CONFIG, MATRICES, read_adapter
 from rl.adapters import adapted_linears, as_adapter, new_adapter
-from rl.peft_files import CONFIG, MATRICES, read_adapter, write_adapter
+from rl.peft_files import write_adapter
 from rl.policy import initial_parameters
 from tests.rl.grpo_toy import CONFIG as TOY
 from tests.rl.grpo_toy import shaken, toy_loaded
@@ -66,11 +67,13 @@ def test_a_rank_beyond_every_linear_is_refused():
 
 @pytest.mark.parametrize("expert_lora", ["per_expert", "shared_outer"])
 def test_files_come_back_bit_for_bit(tmp_path, expert_lora):
-    like = new_adapter(MODEL, expert_lora, 4, KEY)
-    parameters = shaken(like)
+    parameters = shaken(new_adapter(MODEL, expert_lora, 4, KEY))
     write_adapter(parameters, MODEL, "base", rank=4, alpha=8.0, folder=tmp_path)
-    for name, x in read_adapter(tmp_path, like, MODEL).items():
-        np.testing.assert_array_equal(x, parameters[name])
+    found = read_adapter(tmp_path, toy_loaded().model)
+    wanted = as_adapter(parameters, 2.0, MODEL.moe.num_experts)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_files_have_pefts_names_and_shapes(tmp_path):
@@ -85,21 +88,6 @@ def test_files_have_pefts_names_and_shapes(tmp_path):
     described = json.loads((tmp_path / CONFIG).read_text("utf-8"))
     assert described["r"] == 4 and described["lora_alpha"] == 8.0
     assert {"w1", "w2", "w3", "q_proj", "down_proj"} <= set(described["target_modules"])
-
-
-@pytest.mark.parametrize(
-    ("rank", "expert_lora", "sentence"),
-    [
-        (8, "per_expert", r"lora_A.weight is \[4, 32\], not \[8, 32\]"),
-        (4, "none", "experts.0.w1.lora_A.weight, which this adapter has not"),
-        (4, "shared_outer", "the experts do not share"),
-    ],
-)
-def test_another_adapter_is_refused(tmp_path, rank, expert_lora, sentence):
-    parameters = shaken(new_adapter(MODEL, "per_expert", 4, KEY))
-    write_adapter(parameters, MODEL, "base", rank=4, alpha=8.0, folder=tmp_path)
-    with pytest.raises(ValueError, match=sentence):
-        read_adapter(tmp_path, new_adapter(MODEL, expert_lora, rank, KEY), MODEL)
 
 
 def test_full_training_leaves_the_indexer_and_the_biases_alone():

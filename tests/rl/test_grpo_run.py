@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from minimax_jax.peft import MATRICES
 from rl.__main__ import main
 from rl.batches import sample_seeds
 from rl.grading import Grader
@@ -19,7 +20,6 @@ from rl.grpo_run import GRPORun, start_run
 from rl.learnable import learnable
 from rl.live import LiveTable
 from rl.local_rollout import LocalRollout
-from rl.peft_files import MATRICES
 from rl.policy import Policy
 from rl.run_checkpoints import RunCheckpoints
 from rl.run_log import read_log
