@@ -108,6 +108,8 @@ def refuse(x: Array, weights: Sequence[Any], *, out_dtype: Any, one_device: bool
         return f"{rows} rows, not 1 to {_LAUNCHES * ROWS}"
     if columns % _PART_WIDTHS[-1] or columns // _PART_WIDTHS[-1] > _MULTIPROCESSORS:
         return f"{columns} columns, not a multiple of {_PART_WIDTHS[-1]}"
+    if any(one.shape[0] % 8 for one in weights):
+        return "a weight has rows that are no multiple of 8"
     if any(one.shape[0] % TILE for one in weights[:-1]):
         return f"a weight before the last has rows that are no multiple of {TILE}"
     return None
@@ -177,7 +179,9 @@ def _launch(x: Float[Array, "M D"], weights: list[tuple[Array, Array]]) -> Float
         scratch_types=_scratch(plan),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
     )
-    return jnp.sum(kernel(x, *(leaf for one in weights for leaf in one)), axis=0)
+    sums = kernel(x, *(leaf for one in weights for leaf in one))
+    # Added one by one: what XLA makes of a sum over the first axis is a slow kernel of its own.
+    return functools.reduce(jnp.add, [sums[part] for part in range(plan.parts)])
 
 
 def _scratch(plan: Plan) -> tuple:
