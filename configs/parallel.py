@@ -5,14 +5,20 @@ and reuses its ranks for long contexts, `sp` splits the tokens between the tenso
 
 One grammar everywhere, items joined by commas: `dpN`, `tpN`, `dcpN`, the switches `ep` and `sp`,
 and two short forms: `depN` is dp N with ep N, `epN` is tp N with ep N. Examples: `tp4`, `tp4,sp`,
-`tp2,ep`, `dep4`, `tp4,dcp4`.
+`tp2,ep`, `dep4`, `tp4,dcp4`. What `sp` exchanges travels as it is (`exact`, the default), or in
+MXFP8: `tp4,sp,mxfp8` everything but the sums, `tp4,sp,mxfp8_reduce` the sums too.
 """
 
 import re
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self, get_args
 
-GRAMMAR = "dpN, tpN, dcpN, depN, epN, ep and sp, joined by commas, such as 'tp4,sp'"
+Transport = Literal["exact", "mxfp8", "mxfp8_reduce"]
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
+GRAMMAR = (
+    "dpN, tpN, dcpN, depN, epN, ep, sp and, after sp, mxfp8 or mxfp8_reduce, joined by commas, "
+    "such as 'tp4,sp'"
+)
 # What a sized item sets; `ep` of the short forms follows from them.
 SIZES = {"dp": "dp", "tp": "tp", "dcp": "dcp", "dep": "dp", "ep": "tp"}
 
@@ -26,6 +32,7 @@ class ParallelConfig:
     ep: int = 1  # expert-parallel ranks: 1 or dp x tp
     dcp: int = 1  # context-parallel ranks in decode, among the tp ranks
     sp: bool = False  # tokens split over tp outside the tensor-parallel regions
+    transport: Transport = "exact"  # how activations travel that sp exchanges
 
     def __post_init__(self):
         for name in ("dp", "tp", "ep", "dcp"):
@@ -40,6 +47,10 @@ class ParallelConfig:
             raise ValueError(f"dcp={self.dcp} does not divide tp={self.tp}")
         if self.sp and self.tp == 1:
             raise ValueError("sp splits tokens over the tp ranks, but tp=1")
+        if self.transport not in TRANSPORTS:
+            raise ValueError(f"transport={self.transport!r} is none of {', '.join(TRANSPORTS)}")
+        if self.transport != "exact" and not self.sp:
+            raise ValueError(f"transport={self.transport} is of what sp exchanges, but sp is off")
 
     @property
     def num_devices(self) -> int:
@@ -50,7 +61,11 @@ class ParallelConfig:
         """Reads the grammar of the module's docstring; `ValueError` says what does not fit."""
         sizes: dict[str, int] = {}
         switches: set[str] = set()
+        transports: list[Transport] = []
         for item in text.replace(" ", "").split(","):
+            if item in TRANSPORTS:
+                transports.append(TRANSPORTS[TRANSPORTS.index(item)])
+                continue
             match = re.fullmatch(r"(dp|tp|dcp|dep|ep)([0-9]+)|(ep|sp)", item)
             if match is None:
                 raise ValueError(f"{item!r} in {text!r} is none of {GRAMMAR}")
@@ -65,7 +80,9 @@ class ParallelConfig:
                 sizes |= {"ep": int(size)} if kind in ("dep", "ep") else {}
         if "ep" in switches:
             sizes["ep"] = sizes.get("dp", 1) * sizes.get("tp", 1)
-        return cls(**sizes, sp="sp" in switches)
+        if len(transports) > 1:
+            raise ValueError(f"{text!r} names the transports {' and '.join(transports)}")
+        return cls(**sizes, sp="sp" in switches, transport=(transports or ["exact"])[0])
 
     def __str__(self) -> str:
         """The shortest text without short forms that `parse` reads back."""
@@ -73,4 +90,5 @@ class ParallelConfig:
         items = [f"{name}{size}" for name, size in sizes.items() if size > 1] or ["tp1"]
         items += ["ep"] if self.ep > 1 else []
         items += ["sp"] if self.sp else []
+        items += [self.transport] if self.transport != "exact" else []
         return ",".join(items)

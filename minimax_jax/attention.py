@@ -2,13 +2,13 @@
 the cache format.
 
 Without a cache the keys are this batch's own tiles, passed through the format; with one they are
-written to pages and read back. Everything after that is the same code. Between the projections
-every device works on its own heads and its own rank of the pool (`sharding.local`).
+written to pages and read back. Everything after that is the same code. Every device works on its
+own heads and its own rank of the pool (`sharding.local`), for all tokens wherever they are split.
 """
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,14 @@ from minimax_jax.cache import POOL_AXES, layer_pages, own_heads
 from minimax_jax.context import Context
 from minimax_jax.layers import GemmaNorm, Linear
 from minimax_jax.lora import Adapter, part
+from minimax_jax.shards import columns, gathered_tokens, of_heads
 from pallas_kernels.block_select import block_select
 from pallas_kernels.kv_insert import KeyTransform, Rows, kv_insert, norm_rope
 from pallas_kernels.layouts.pages import Blocks, Source
 from pallas_kernels.layouts.pool import through_cache
 from pallas_kernels.sparse_attention import dense_attention, sparse_attention
 from sharding.apply import local
+from sharding.rules import SERVE, Rules
 
 
 class Projections(NamedTuple):
@@ -75,7 +77,7 @@ class Attention(nnx.Module):
         self.q_proj = Linear(a.num_heads * a.head_dim, dim, ("heads", "embed"), rngs)
         self.k_proj = Linear(kv_dim, dim, ("kv_heads", "embed"), rngs)
         self.v_proj = Linear(kv_dim, dim, ("kv_heads", "embed"), rngs)
-        self.o_proj = Linear(dim, a.num_heads * a.head_dim, ("embed", "heads"), rngs)
+        self.o_proj = Linear(dim, a.num_heads * a.head_dim, ("embed", "attended"), rngs)
         self.q_norm = GemmaNorm(a.head_dim, eps)
         self.k_norm = GemmaNorm(a.head_dim, eps)
         self.indexer = Indexer(config, rngs) if sparse else None
@@ -90,7 +92,8 @@ class Attention(nnx.Module):
         adapter: Adapter = None,
     ) -> tuple[Float[Array, "B T D"], UInt8[Array, "ranks P lines 128"] | None]:
         """The layer's output and the pool with this batch's keys in it (None stays None)."""
-        raw, norms = self._projections(x, adapter), self._norms()
+        x = gathered_tokens(x, context.rules)
+        raw, norms = self._projections(x, adapter, context.rules), self._norms()
         choice = None if self.indexer is None else self.indexer.config
         if pool is None:
             out = _attended(raw, _packed_keys(raw, norms, context), norms, context, choice)
@@ -103,7 +106,7 @@ class Attention(nnx.Module):
             )
             out, pool = through_pages(pool, jnp.asarray(line), raw, norms, context)
         out = out.reshape(*x.shape[:2], self.config.num_heads * self.config.head_dim)
-        return self.o_proj(out, part(adapter, "o_proj")), pool
+        return of_heads(self.o_proj, out, part(adapter, "o_proj"), context.rules), pool
 
     def packed_keys(
         self, x: Float[Array, "B T D"], context: Context, adapter: Adapter = None
@@ -111,19 +114,26 @@ class Attention(nnx.Module):
         """The batch's own tiles, cut into blocks, as the cache would give them back."""
         return _packed_keys(self._projections(x, adapter), self._norms(), context)
 
-    def _projections(self, x: Float[Array, "B T D"], adapter: Adapter) -> Projections:
-        c, indexer, of_index = self.config, self.indexer, part(adapter, "indexer")
-
-        def heads(linear: Linear, count: int, name: str):
-            return linear(x, part(adapter, name)).reshape(*x.shape[:2], count, c.head_dim)
-
-        return Projections(
-            q=heads(self.q_proj, c.num_heads, "q_proj"),
-            k=heads(self.k_proj, c.num_kv_heads, "k_proj"),
-            v=heads(self.v_proj, c.num_kv_heads, "v_proj"),
-            index_q=None if indexer is None else indexer.queries(x, of_index),
-            index_k=None if indexer is None else indexer.key(x, of_index),
-        )
+    def _projections(
+        self, x: Float[Array, "B T D"], adapter: Adapter, rules: Rules = SERVE
+    ) -> Projections:
+        of: list[tuple[Linear, Any]] = [
+            (self.q_proj, part(adapter, "q_proj")),
+            (self.k_proj, part(adapter, "k_proj")),
+            (self.v_proj, part(adapter, "v_proj")),
+        ]
+        if self.indexer is not None:
+            of_index = part(adapter, "indexer")
+            of.append((self.indexer.q_proj, part(of_index, "q_proj")))
+            of.append((self.indexer.k_proj, part(of_index, "k_proj")))
+        rows = columns(x, of, rules)
+        H, I = self.config.head_dim, rows[-1].shape[-1]
+        widths = [H, H, H, I, I][: len(of)]
+        heads = [
+            y.reshape(*x.shape[:2], y.shape[-1] // width, width)
+            for y, width in zip(rows, widths, strict=True)
+        ]
+        return Projections(*heads, *[None] * (5 - len(of)))
 
     def _norms(self) -> Norms:
         indexer = self.indexer
@@ -155,10 +165,6 @@ class Indexer(nnx.Module):
         return self.q_proj(x, part(adapter, "q_proj")).reshape(
             *x.shape[:2], c.num_heads, c.head_dim
         )
-
-    def key(self, x: Float[Array, "B T D"], adapter: Adapter) -> Float[Array, "B T 1 I"]:
-        """The raw index key, before norm and rotation."""
-        return self.k_proj(x, part(adapter, "k_proj"))[:, :, None]
 
     def __call__(
         self, x: Float[Array, "B T D"], index_k: Source, context: Context, adapter: Adapter = None

@@ -1,5 +1,5 @@
 """The routed experts: every device runs its own experts, or its own part of all, over the tokens it
-sees, sorted by expert; then the sums meet.
+sees, sorted by expert. The sums over tensor-parallel ranks stay apart (`minimax_jax.shards`).
 
 With expert parallelism the data ranks first tell one another their tokens, and each device leaves
 out those of other devices' experts. As long as there are no more devices than experts a token, that
@@ -19,11 +19,9 @@ from minimax_jax.lora import Adapter, LowRank, grouped_low_rank, part
 from pallas_kernels.grouped_matmul import grouped_matmul, permute_rows
 from pallas_kernels.scaled_matmul import Weight
 from sharding.apply import local
-from sharding.axes import DATA, MODEL, Axes
+from sharding.axes import DATA, Axes
 from sharding.collectives import device_rank, gathered, ranks, scattered_total, total
 from sharding.rules import SERVE, Rules
-
-_TOKENS = ("batch", None)
 
 
 class GroupedLinear(nnx.Module):
@@ -48,13 +46,14 @@ class Experts(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "T D"],
-        experts: Int[Array, "T X"],
-        weights: Float[Array, "T X"],
+        x: Float[Array, "*rows D"],
+        experts: Int[Array, "*rows X"],
+        weights: Float[Array, "*rows X"],
         adapter: Adapter = None,
         rules: Rules = SERVE,
-    ) -> Float[Array, "T D"]:
-        """The weighted sum of each token's experts."""
+    ) -> Float[Array, "ranks *rows D"]:
+        """The weighted sum of each token's experts, as the tensor-parallel ranks' parts of it."""
+        rows = ("batch", *[None] * (x.ndim - 1))
         linears = {"w1": self.w1, "w2": self.w2, "w3": self.w3}
         adapters = {name: part(adapter, name) for name in linears}
         matrices = {name: linear.weight.get_value() for name, linear in linears.items()}
@@ -65,11 +64,11 @@ class Experts(nnx.Module):
                 _mixed,
                 scales={name: adapters[name].scale for name in low},
                 num_experts=self.num_experts,
-                num_tokens=len(x),
+                batch=len(x),
                 config=self.config,
             ),
-            in_axes=[axes, {name: _low_axes(axes[name]) for name in low}, *[_TOKENS] * 3],
-            out_axes=_TOKENS,
+            in_axes=[axes, {name: _low_axes(axes[name]) for name in low}, *[rows] * 3],
+            out_axes=("partials", *rows),
             rules=rules,
         )
         return run(matrices, low, x, experts, weights)
@@ -84,17 +83,18 @@ def _low_axes(axes: Axes) -> list[Axes]:
 def _mixed(
     matrices: dict[str, Weight],
     low: dict[str, list[Array]],
-    x: Float[Array, "T D"],
-    experts: Int[Array, "T X"],
-    weights: Float[Array, "T X"],
+    x: Float[Array, "*rows D"],
+    experts: Int[Array, "*rows X"],
+    weights: Float[Array, "*rows X"],
     *,
     scales: dict[str, float],
     num_experts: int,
-    num_tokens: int,
+    batch: int,
     config: MLPConfig,
-) -> Float[Array, "T D"]:
+) -> Float[Array, "1 *rows D"]:
     """What one device does; without sharding all of it."""
-    is_split = len(x) < num_tokens  # the tokens are those of one data rank
+    shape, is_split = (1, *x.shape), len(x) < batch  # split: the rows are those of one data rank
+    x, experts, weights = (one.reshape(-1, one.shape[-1]) for one in (x, experts, weights))
     own = matrices["w1"].shape[0]
     across = own < num_experts and ranks(DATA) > 1  # other data ranks have other experts
     if across and is_split:
@@ -103,10 +103,9 @@ def _mixed(
         experts = experts - device_rank() * own
     adapters = {name: LowRank(a=a, b=b, scale=scales[name]) for name, (a, b) in low.items()}
     y = _own_sum(matrices, adapters, x, experts, weights, config)
-    y = total(y, [MODEL])
-    if not across:
-        return y
-    return scattered_total(y, DATA) if is_split else total(y, [DATA])
+    if across:
+        y = scattered_total(y, DATA) if is_split else total(y, [DATA])
+    return y.reshape(shape)
 
 
 def _own_sum(matrices, adapters, x_TD, experts_TX, weights_TX, config: MLPConfig):

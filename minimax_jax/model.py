@@ -23,6 +23,7 @@ from minimax_jax.context import Context
 from minimax_jax.layers import MLP, GemmaNorm, Linear, normal
 from minimax_jax.lora import Adapter, part
 from minimax_jax.moe import MoE
+from minimax_jax.shards import gathered_tokens, partial_sums, summed, token_axis
 from pallas_kernels.layouts.pool import PoolLayout
 from sharding.apply import constrain
 from sharding.rules import SERVE
@@ -56,20 +57,23 @@ class DecoderLayer(nnx.Module):
         line: Array | int,
         context: Context,
         adapter: Adapter,
-        replay: Int[Array, "rows X"] | None,
+        replay: Int[Array, "B T X"] | None,
     ) -> tuple[
-        Float[Array, "B T D"], UInt8[Array, "ranks P lines 128"] | None, Int[Array, "rows X"] | None
+        Float[Array, "B T D"], UInt8[Array, "ranks P lines 128"] | None, Int[Array, "B T X"] | None
     ]:
         """The stream, the pool, and the experts that the router chooses (None: there are none)."""
+        rules, of_mlp = context.rules, part(adapter, "mlp")
+        lies = ("batch", token_axis(x.shape[1], rules), "embed")
         normed = self.input_norm(x)
         attended, pool = self.attention(normed, pool, line, context, part(adapter, "attention"))
-        x = constrain(x + attended, "batch", None, "embed")
+        x = constrain(x + attended, *lies, rules=rules)
         normed, choice = self.post_attention_norm(x), None
         if isinstance(self.mlp, MoE):
-            y, choice = self.mlp.with_choice(normed, part(adapter, "mlp"), replay, context.rules)
+            y, choice = self.mlp.with_choice(normed, of_mlp, replay, rules)
         else:
-            y = self.mlp(normed, part(adapter, "mlp"))
-        return constrain(x + y, "batch", None, "embed"), pool, choice
+            normed, into = gathered_tokens(normed, rules), ("batch", None, "embed")
+            y = summed([partial_sums(self.mlp, normed, of_mlp, into=into, rules=rules)], rules)
+        return constrain(x + y, *lies, rules=rules), pool, choice
 
 
 class Walk(NamedTuple):
@@ -132,22 +136,22 @@ class Model(nnx.Module):
         choices.
         """
         context = Context.of(batch, self.config, layout, self.rules)
-        x = self.embedded(batch.tokens)
-        x = constrain(x, "batch", None, "embed")
+        tokens = token_axis(batch.tokens.shape[1], self.rules)
+        x = constrain(self.embedded(batch.tokens), "batch", tokens, "embed", rules=self.rules)
         pool = None if cache is None else cache.pool
         run = jax.checkpoint(_run_layer) if remat else _run_layer
-        X = self.config.moe.experts_per_token
         tapped, choices = {}, []
         for i, layer in enumerate(self.layers):
             line = jnp.int32(layout.layer_line(i))
             ids = None
             if replay is not None and self.config.moe_layers[i]:
-                ids = replay[len(choices)].reshape(-1, X)
+                ids = replay[len(choices)]
             of_layer = part(part(adapter, "layers"), str(i))
             x, pool, choice = run(layer, x, pool, line, context, of_layer, ids)
             tapped[i] = x if i in taps else None
-            choices += [] if choice is None else [choice.reshape(*batch.tokens.shape, X)]
-        choices = jnp.stack(choices) if choices else jnp.zeros((0, *batch.tokens.shape, X), int)
+            choices += [] if choice is None else [choice]
+        none = (0, *batch.tokens.shape, self.config.moe.experts_per_token)
+        choices = jnp.stack(choices) if choices else jnp.zeros(none, int)
         if cache is not None and pool is not None:
             cache = cache.with_pool(pool).with_choices(choices, batch)
         return Walk(x, cache, [tapped[i] for i in taps], choices)

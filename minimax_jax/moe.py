@@ -12,6 +12,8 @@ from minimax_jax.cache import NO_ROUTE
 from minimax_jax.experts import Experts
 from minimax_jax.layers import MLP, normal
 from minimax_jax.lora import Adapter, part
+from minimax_jax.shards import by_row, gathered_tokens, partial_sums, summed
+from sharding.apply import constrain
 from sharding.rules import SERVE, Rules
 
 
@@ -25,7 +27,9 @@ class Router(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(config.num_experts), axes=(None,))
         self.config = config
 
-    def __call__(self, x: Float[Array, "T D"]) -> tuple[Int[Array, "T X"], Float[Array, "T X"]]:
+    def __call__(
+        self, x: Float[Array, "*rows D"]
+    ) -> tuple[Int[Array, "*rows X"], Float[Array, "*rows X"]]:
         """Expert ids (equal scores: the lower id) and mixing weights, which sum to
         `routed_scale`.
         """
@@ -33,21 +37,21 @@ class Router(nnx.Module):
         experts = self.choice(scores)
         return experts, self.mixing(scores, experts)
 
-    def scores(self, x: Float[Array, "T D"]) -> Float[Array, "T E"]:
+    def scores(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows E"]:
         """Every expert's score, in (0, 1)."""
         weight = self.weight.get_value().astype(jnp.float32)
-        logits = jnp.einsum("TD,ED->TE", x.astype(jnp.float32), weight, precision="highest")
+        logits = jnp.einsum("...D,ED->...E", x.astype(jnp.float32), weight, precision="highest")
         return jax.nn.sigmoid(logits)
 
-    def choice(self, scores: Float[Array, "T E"]) -> Int[Array, "T X"]:
+    def choice(self, scores: Float[Array, "*rows E"]) -> Int[Array, "*rows X"]:
         """The experts of the best biased scores."""
         biased = scores + self.bias.get_value().astype(jnp.float32)
         _, experts = lax.top_k(biased, self.config.experts_per_token)
         return experts
 
     def mixing(
-        self, scores: Float[Array, "T E"], experts: Int[Array, "T X"]
-    ) -> Float[Array, "T X"]:
+        self, scores: Float[Array, "*rows E"], experts: Int[Array, "*rows X"]
+    ) -> Float[Array, "*rows X"]:
         """The scores of these experts, whoever chose them, so that each has its gradient; their sum
         is `routed_scale`.
         """
@@ -74,17 +78,22 @@ class MoE(nnx.Module):
         self,
         x: Float[Array, "*rows D"],
         adapter: Adapter = None,
-        replay: Int[Array, "T X"] | None = None,
+        replay: Int[Array, "*rows X"] | None = None,
         rules: Rules = SERVE,
-    ) -> tuple[Float[Array, "*rows D"], Int[Array, "T X"]]:
-        """The output, and the experts that the router chooses for the flattened rows. Where
-        `replay` holds ids (not `NO_ROUTE`) these are used instead.
+    ) -> tuple[Float[Array, "*rows D"], Int[Array, "*rows X"]]:
+        """The output, and the experts that the router chooses. Where `replay` holds ids (not
+        `NO_ROUTE`) these are used instead.
+
+        A rank routes the tokens that it has; all tokens then meet every rank's part of the experts.
         """
-        flat_TD = x.reshape(-1, x.shape[-1])
-        own, weights = self.router(flat_TD)
+        own, weights = by_row(self.router, x, rules)
         used = own
         if replay is not None:
             used = jnp.where(replay == NO_ROUTE, own, replay)
-            weights = self.router.mixing(self.router.scores(flat_TD), used)
-        routed = self.experts(flat_TD, used, weights, part(adapter, "experts"), rules)
-        return routed.reshape(x.shape) + self.shared(x, part(adapter, "shared")), own
+            weights = self.router.mixing(self.router.scores(x), used)
+        into = ("batch", *[None] * (x.ndim - 1))
+        x = gathered_tokens(x, rules)
+        used, weights = (constrain(one, *into, rules=rules) for one in (used, weights))
+        routed = self.experts(x, used, weights, part(adapter, "experts"), rules)
+        shared = partial_sums(self.shared, x, part(adapter, "shared"), into=into, rules=rules)
+        return summed([routed, shared], rules), own

@@ -1,6 +1,6 @@
 """Which device holds what, by name: meshes, rules tables, the doors to the compiler's sharding."""
 
-from sharding.apply import constrain, local, named_sharding, spec
+from sharding.apply import constrain, local, named_sharding, spec, splits
 from sharding.mesh import make_mesh
 from sharding.rules import SERVE, TRAIN, Rules, with_parallel
 
@@ -13,5 +13,6 @@ __all__ = [
     "make_mesh",
     "named_sharding",
     "spec",
+    "splits",
     "with_parallel",
 ]

@@ -45,6 +45,15 @@ def constrain(x: jax.Array, *axes: str | None, rules: Rules = SERVE) -> jax.Arra
     return jax.lax.with_sharding_constraint(x, _fitting_spec(mesh, axes, rules, x.shape))
 
 
+def splits(axis: str, size: int, rules: Rules = SERVE) -> bool:
+    """Whether the current mesh splits this logical axis where an array has this size."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.manual_axes:
+        return False
+    num_shards = math.prod(mesh.shape[name] for name in as_tuple(mesh_axes((axis,), rules)[0]))
+    return num_shards > 1 and size % num_shards == 0
+
+
 def local(
     function: Callable,
     *,

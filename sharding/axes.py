@@ -27,12 +27,15 @@ LETTERS = {
     "R": "adapter rank",
 }
 
-# Logical axis -> its letter. `ranks` is the outermost axis of the page pool, one entry a device.
+# Logical axis -> its letter. `ranks` is the outermost axis of the page pool, one entry a device;
+# `partials` that of sums which the tensor-parallel ranks have yet to add up, one entry a rank;
+# `attended` is what attention hands to its output projection, all heads in one.
 LOGICAL_AXES = {
     "batch": "B",
     "tokens": "T",
     "embed": "D",
     "heads": "N",
+    "attended": "N",
     "kv_heads": "K",
     "head_dim": "H",
     "index_heads": "K",
@@ -42,6 +45,7 @@ LOGICAL_AXES = {
     "vocab": "V",
     "layers": "L",
     "ranks": "dp x tp",
+    "partials": "tp",
 }
 
 DATA = "data"

@@ -38,6 +38,19 @@ def gathered(x: Array, axis: str) -> Array:
     return lax.all_gather(x, axis, tiled=True) if ranks(axis) > 1 else x
 
 
-def scattered_total(x: Float[Array, "rows ..."], axis: str) -> Float[Array, "share ..."]:
-    """The sum of x over a mesh axis, of which each device keeps its share of rows."""
-    return lax.psum_scatter(x, axis, tiled=True) if ranks(axis) > 1 else x
+def scattered_total(x: Float[Array, "..."], axis: str, dimension: int = 0) -> Float[Array, "..."]:
+    """The sum of x over a mesh axis, of which each device keeps its share of a dimension."""
+    if ranks(axis) == 1:
+        return x
+    return lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)
+
+
+def exchanged(x: Array, axis: str, dimension: int = 0) -> Array:
+    """Every device's part of x for this one, stacked in a new first dimension by rank: the parts
+    for the ranks follow one another along `dimension`.
+    """
+    if ranks(axis) == 1:
+        return x[None]
+    shape = list(x.shape)
+    shape[dimension : dimension + 1] = [ranks(axis), shape[dimension] // ranks(axis)]
+    return lax.all_to_all(x.reshape(shape), axis, split_axis=dimension, concat_axis=0)

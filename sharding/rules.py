@@ -5,10 +5,10 @@ optimiser state in training, which are sharded over `data` as well. `with_parall
 expert and sequence parallelism change.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from configs.parallel import ParallelConfig
-from sharding.axes import DATA, MODEL, Axes
+from configs.parallel import ParallelConfig, Transport
+from sharding.axes import DATA, LOGICAL_AXES, MODEL, Axes
 
 MeshAxes = str | tuple[str, ...] | None
 
@@ -16,6 +16,7 @@ MeshAxes = str | tuple[str, ...] | None
 REPLICATED_IF_UNEVEN = frozenset(
     {
         "batch",  # a lone prompt runs on a data-parallel mesh, too
+        "tokens",  # one token a sequence is decoded on every rank
         "kv_heads",  # more tensor-parallel ranks than key heads share copies of the heads
         "index_heads",  # as many as key heads, and each goes with its own
     }
@@ -24,12 +25,15 @@ REPLICATED_IF_UNEVEN = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """A field per logical axis of `sharding.axes`: the mesh axis, or axes, it is split over."""
+    """A field per logical axis of `sharding.axes`: the mesh axis, or axes, it is split over; and
+    how activations travel where they change from one to another.
+    """
 
     batch: MeshAxes = DATA
     tokens: MeshAxes = None
     embed: MeshAxes = None
     heads: MeshAxes = MODEL
+    attended: MeshAxes = MODEL
     kv_heads: MeshAxes = MODEL
     head_dim: MeshAxes = None
     index_heads: MeshAxes = MODEL
@@ -39,6 +43,8 @@ class Rules:
     vocab: MeshAxes = MODEL
     layers: MeshAxes = None
     ranks: MeshAxes = (DATA, MODEL)
+    partials: MeshAxes = MODEL
+    transport: Transport = "exact"
 
 
 SERVE = Rules()
@@ -46,11 +52,14 @@ TRAIN = replace(SERVE, embed=DATA)
 
 
 def with_parallel(rules: Rules, parallel: ParallelConfig) -> Rules:
-    """The table under expert parallelism (whole experts a device) and sequence parallelism."""
+    """The table under expert parallelism (whole experts a device) and sequence parallelism (tokens
+    split between the regions that split heads and hidden widths, and the output projection of
+    attention whole, since each rank runs it on its own tokens).
+    """
     if parallel.ep > 1:
         rules = replace(rules, experts=(DATA, MODEL), expert_mlp=None)
     if parallel.sp:
-        rules = replace(rules, tokens=MODEL)
+        rules = replace(rules, tokens=MODEL, attended=None, transport=parallel.transport)
     return rules
 
 
@@ -59,7 +68,7 @@ def mesh_axes(axes: Axes, rules: Rules) -> tuple[MeshAxes, ...]:
 
     Raises ValueError for an unknown name, or when two dimensions land on the same mesh axis.
     """
-    known = {field.name: getattr(rules, field.name) for field in fields(rules)}
+    known = {axis: getattr(rules, axis) for axis in LOGICAL_AXES}
     owners: dict[str, str] = {}
     for axis in axes:
         if axis is None:
