@@ -10,6 +10,7 @@ from configs.serving import ServingConfig
 from minimax_jax.loaded import LoadedModel
 from minimax_jax.lora import Adapter
 from serving.device.model_device import ModelDevice
+from serving.device.placement import num_data_ranks
 from serving.engine import BatchingEngine
 from serving.engine_api import EngineInfo
 from serving.scheduling.cost_table import StepCosts
@@ -77,6 +78,7 @@ def engine_info(loaded: LoadedModel, config: ServingConfig) -> EngineInfo:
         },
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
+        data_parallel_size=num_data_ranks(loaded.mesh),
         kv_cache_dtype=loaded.formats.kv,
         model_dtype=str(loaded.model.dtype),
         attention_backend="jax",

@@ -15,13 +15,12 @@ def load_and_assemble(resolved: Resolved, progress: StartProgress) -> tuple[Load
     a damaged checkpoint and for what does not fit.
     """
     asked, how = resolved.asked, resolved.asked.load
-    tp = asked.parallel.tp
     loaded = load(
         asked.model,
         dtype=None if how.dtype == "auto" else how.dtype,
         kv=how.kv,
         index=how.index,
-        mesh=make_mesh(asked.parallel) if tp > 1 else None,
+        mesh=make_mesh(asked.parallel) if asked.parallel.num_devices > 1 else None,
         revision=how.revision,
         speculative=asked.speculative or False,
         rules=with_parallel(SERVE, asked.parallel),

@@ -96,15 +96,16 @@ def serving_config(asked: Asked, model: ModelConfig, machine: Machine) -> Servin
 
 
 def check_devices(parallel: ParallelConfig, machine: Machine) -> None:
-    """Raises ValueError for more devices than there are, and for what one pool cannot do yet."""
+    """Raises ValueError for more devices than there are, and for context-parallel ranks."""
     if parallel.num_devices > machine.num_devices:
         raise ValueError(
             f"{parallel} needs {parallel.num_devices} devices, and JAX sees {machine.num_devices} "
             f"({machine.platform})"
         )
-    if parallel.dp > 1 or parallel.dcp > 1:
+    if parallel.dcp > 1:
         raise ValueError(
-            f"{parallel}: several data ranks and context-parallel ranks are not there yet, only tp"
+            f"--decode-context-parallel-size {parallel.dcp}: each rank scores all blocks of its "
+            "sequences, and sharing them out is not there yet; use -tp or -dp"
         )
 
 

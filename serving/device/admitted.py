@@ -54,7 +54,7 @@ def edits_row(resident: Resident, vocab_size: int) -> EditsRow:
     last = generated[-(LIMITS.word_length - 1) :]
     recent[0, recent.shape[1] - len(last) :] = last
     return EditsRow(
-        slot=np.array(admission.slot, np.int32),
+        slot=np.array([admission.slot], np.int32),
         allowed=packed_mask(allowed),
         words=words,
         stops_from=np.array([admission.prompt_length + params.min_tokens], np.int32),
@@ -68,14 +68,14 @@ def penalties_row(resident: Resident, vocab_size: int) -> PenaltiesRow:
     """The penalties of a sequence, and what they count so far."""
     params = resident.params
     prompt, generated = np.split(resident.tokens, [resident.admission.prompt_length])
-    counts = np.bincount(generated, minlength=vocab_size).astype(np.int32)
-    is_there = np.bincount(prompt, minlength=vocab_size) > 0
+    counts = np.bincount(generated, minlength=vocab_size).astype(np.int32)[None]
+    is_there = np.bincount(prompt, minlength=vocab_size)[None] > 0
     one = {
         name: np.array([getattr(params, f"{name}_penalty")], np.float32)
         for name in ("repetition", "frequency", "presence")
     }
     return PenaltiesRow(
-        slot=np.array(resident.admission.slot, np.int32),
+        slot=np.array([resident.admission.slot], np.int32),
         **one,
         prompt=packed_mask(is_there),
         counts=counts,

@@ -15,6 +15,7 @@ from serving.device.sampler import Rows
 from serving.device.speculative_step import DraftRows, speculative
 from serving.device.steps import Chunks, State, decode, prefill
 from serving.device.weights import ServedWeights
+from serving.device_api import Slot
 from serving.scheduling.plan import PrefillRow
 from serving.scheduling.shapes import Shape
 
@@ -30,12 +31,13 @@ class StepCalls:
         *,
         top: int,
         method: DraftMethod | None,
+        num_places: int,
     ):
         """`top` is how many of the likeliest ids a step reports, `method` how drafts are drawn,
-        None if nothing speculates.
+        None if nothing speculates; a row has `num_places` with its drafts.
         """
         self._config, self._weights, self._residency = config, weights, residency
-        self._top = top
+        self._top, self._num_places = top, num_places
         self._method: DraftMethod | None = method
 
     @property
@@ -44,10 +46,10 @@ class StepCalls:
         return self._method is not None
 
     def chunks(
-        self, rows: Sequence[PrefillRow], shape: Shape, masked: Collection[int]
-    ) -> tuple[Chunks, list[int]]:
-        """Chunks of prompts, and the flat place where each begins; `masked` are slots with a
-        grammar's mask.
+        self, rows: Sequence[Sequence[PrefillRow]], shape: Shape, masked: Collection[Slot]
+    ) -> tuple[Chunks, list[list[int]]]:
+        """Chunks of each data rank's prompts, and the flat place where each begins; `masked` are
+        slots with a grammar's mask.
         """
         return chunks(
             rows,
@@ -55,17 +57,17 @@ class StepCalls:
             masked,
             shape,
             block_size=self._config.block_size,
-            num_slots=self._config.max_num_seqs,
+            num_slots=self._residency.num_slots,
         )
 
-    def rows(self, slots: Sequence[int], shape: Shape, masked: Collection[int]) -> Rows:
-        """Decode rows."""
+    def rows(self, slots: Sequence[Sequence[int]], shape: Shape, masked: Collection[Slot]) -> Rows:
+        """Decode rows of each data rank."""
         return decode_rows(
             slots,
             self._residency.residents,
             masked,
             num_rows=shape.rows,
-            num_slots=self._config.max_num_seqs,
+            num_slots=self._residency.num_slots,
         )
 
     def prefill(self, state: State, made: Chunks, shape: Shape, adapter: str | None) -> Call:
@@ -83,35 +85,45 @@ class StepCalls:
         self,
         state: State,
         rows: Rows,
-        widths: Sequence[int],
+        widths: Sequence[Sequence[int]],
         shape: Shape,
         adapter: str | None,
         *,
         with_options: bool,
     ) -> Call:
-        """One step of these rows that tests so many of their drafts."""
+        """One step of these rows that tests so many of their drafts.
+
+        Where there are several data ranks each row has places for all its drafts, since rows that
+        are packed would not stay with their ranks.
+        """
         assert self._method is not None
+        ranks, tokens = self._residency.num_ranks, shape.tokens
+        if ranks > 1:
+            tokens = ranks * shape.rows * self._num_places
         options = SpeculationOptions(
-            rows=shape.tokens, method=self._method, top_logprobs=self._top if with_options else 0
+            rows=tokens, method=self._method, top_logprobs=self._top if with_options else 0
         )
-        padded = np.array([*widths, *[0] * (shape.rows - len(widths))], np.int32)
+        padded = np.zeros((ranks, shape.rows), np.int32)
+        for rank, own in enumerate(widths):
+            padded[rank, : len(own)] = own
         name = (
-            f"speculation of {shape.rows} rows and {shape.tokens} tokens, tables of {shape.pages} "
+            f"speculation of {shape.rows} rows and {tokens} tokens, tables of {shape.pages} "
             f"blocks, {'any' if with_options else 'no'} options"
         )
         static = {"options": options, "with_options": with_options}
-        drafting = DraftRows(rows=rows, widths=padded)
+        drafting = DraftRows(rows=rows, widths=padded.reshape(padded.size))
         return self._call(name, speculative, state, shape, drafting, adapter, static)
 
     def empty(self, state: State, shape: Shape) -> list[Call]:
         """The calls of this shape, without any sequence."""
+        none = [[] for _ in range(self._residency.num_ranks)]
         if shape.kind == "prefill":
-            return [self.prefill(state, self.chunks([], shape, ())[0], shape, None)]
-        rows = self.rows([], shape, ())
+            return [self.prefill(state, self.chunks(none, shape, ())[0], shape, None)]
+        rows = self.rows(none, shape, ())
         if self._method is None:
             return [self.decode(state, rows, shape, None)]
         return [
-            self.speculative(state, rows, [], shape, None, with_options=some)
+            self.speculative(state, rows, none, shape, None, with_options=some)
             for some in (False, True)
         ]
 

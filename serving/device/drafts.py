@@ -11,9 +11,11 @@ from minimax_jax.cache import Cache
 from minimax_jax.drafter import Drafter
 from minimax_jax.loaded import LoadedModel
 from minimax_jax.model import Model
+from minimax_jax.sampling import SamplingState
 from minimax_jax.speculative.drafting import DraftMethod, Proposal, draft_sampling, propose
 from minimax_jax.speculative.setup import Speculation
-from serving.device.slots import Slots, put
+from serving.device.placement import on_each_rank
+from serving.device.slots import Slots, anchors_of, put, tables_of
 
 
 @jax.tree_util.register_dataclass
@@ -52,20 +54,22 @@ def first_drafts(
     pages: int,
     method: DraftMethod,
 ) -> tuple[Slots, Drafted]:
-    """The slots with drafts after the anchors of these (S: of none), which their prompts left."""
-    anchors = jax.tree.map(lambda x: x[at], slots.anchors)
-    live = anchors.running & (at < slots.num_slots)
-    sampling = replace(slots.sampling, edits=None, penalties=None).at(at)
+    """The slots with drafts after the anchors of these, which their prompts left; of the rows of
+    all ranks.
+    """
+    anchors = anchors_of(slots, at)
+    settings = replace(slots.sampling, edits=None, penalties=None)
+    sampling = on_each_rank(SamplingState.at)(settings, at)
     proposal = propose(
         model,
         drafter,
         cache,
-        slots.tables[at, :pages],
-        jnp.where(live, anchors.tokens, 0),
-        jnp.where(live, anchors.positions, -1),
+        tables_of(slots, at, pages),
+        jnp.where(anchors.running, anchors.tokens, 0),
+        jnp.where(anchors.running, anchors.positions, -1),
         draft_sampling(sampling, method),
     )
-    slots = replace(slots, proposal=put(slots.proposal, at, proposal))
+    slots = replace(slots, proposal=on_each_rank(put)(slots.proposal, at, proposal))
     return slots, Drafted.of(proposal)
 
 

@@ -21,7 +21,7 @@ from serving.device.adapters import Adapters
 from serving.device.calls import StepCalls
 from serving.device.compilations import CompilationCounter
 from serving.device.drafts import no_proposal, speculation_of
-from serving.device.placement import check_data_ranks, placed
+from serving.device.placement import by_rank, everywhere, num_data_ranks
 from serving.device.programs import Programs
 from serving.device.residency import Residency
 from serving.device.results import Dispatched, Survivals
@@ -50,13 +50,13 @@ class ModelDevice:
         adapters: Mapping[str, Adapter] | None = None,
     ):
         """Raises ValueError with a sentence for what cannot be served."""
-        check_data_ranks(loaded.mesh)
         self.config, self.shapes = config, Shapes(config, num_blocks)
         self._num_blocks = num_blocks
-        self._place = partial(placed, mesh=loaded.mesh)
+        self._num_ranks = num_data_ranks(loaded.mesh)
         self._programs = Programs(loaded.on_mesh)
         self._counter: CompilationCounter | None = None
-        named = Adapters(adapters or {}, loaded.adapter, self._place)
+        place = partial(everywhere, mesh=loaded.mesh)
+        named = Adapters(adapters or {}, loaded.adapter, place)
         speculation = speculation_of(loaded, config.num_speculative_tokens)
         drafter = None if speculation is None else speculation.drafter
         self._weights = ServedWeights(loaded.model, drafter, named)
@@ -67,23 +67,30 @@ class ModelDevice:
                 num_drafts=config.num_speculative_tokens,
             )
         vocab_size = loaded.config.vocab_size
-        slots = Slots.empty(config.max_num_seqs, config.max_blocks, vocab_size)
+        num_slots = self._num_ranks * config.max_num_seqs
+        slots = Slots.empty(num_slots, config.max_blocks, vocab_size)
         if drafter is not None:
-            proposal = no_proposal(loaded.model, drafter, config.max_num_seqs)
-            slots = replace(slots, proposal=proposal)
-        slots = self._place(slots)
+            slots = replace(slots, proposal=no_proposal(loaded.model, drafter, num_slots))
+        slots = by_rank(slots, loaded.mesh)
         cache = Cache.empty(loaded.layout, num_blocks, loaded.mesh)
         self._residency = Residency(
             self._programs,
             slots,
+            num_ranks=self._num_ranks,
             num_admitted=self.shapes.max_prefill_rows,
             num_places=1 + config.num_speculative_tokens,
             tokenizer=loaded.tokenizer,
-            place=self._place,
+            place=partial(by_rank, mesh=loaded.mesh),
         )
         top = min(config.max_logprobs, vocab_size)
-        method = None if speculation is None else speculation.config.draft_sample_method
-        self._calls = StepCalls(config, self._weights, self._residency, top=top, method=method)
+        self._calls = StepCalls(
+            config,
+            self._weights,
+            self._residency,
+            top=top,
+            method=None if speculation is None else speculation.config.draft_sample_method,
+            num_places=1 if drafter is None else 1 + drafter.config.draft_block,
+        )
         self._runner = StepRunner(
             self._programs,
             self.shapes,
@@ -164,22 +171,21 @@ class ModelDevice:
 
     def dispatch(self, plan: StepPlan, masks: Mapping[Slot, Mask]) -> Dispatched:
         """Starts a step and does not wait for it; plans come in their order."""
-        if len(plan.ranks) != 1:
-            raise ValueError(f"the plan has {len(plan.ranks)} data ranks, and the engine runs one")
-        [rank] = plan.ranks
-        own = {slot: mask for (_, slot), mask in masks.items()}
+        if len(plan.ranks) != self._num_ranks:
+            raise ValueError(
+                f"the plan has {len(plan.ranks)} data ranks, and the device {self._num_ranks}"
+            )
         state = self._runner.state
-        slots = self._residency.apply(state.slots, rank, own)
+        slots = self._residency.apply(state.slots, plan.ranks, masks)
         self._runner.state = replace(state, slots=slots)
         prefills, decodes = [], []
         if plan.prefill_shape is not None:
-            prefills = self._runner.prefills(rank, plan.prefill_shape, own)
+            prefills = self._runner.prefills(plan.ranks, plan.prefill_shape, masks)
         if plan.decode_shape is not None:
-            decodes = self._runner.decodes(rank, plan.decode_shape, own)
+            decodes = self._runner.decodes(plan.ranks, plan.decode_shape, masks)
         return Dispatched(
             step_id=plan.step_id,
-            num_prefills=len(rank.prefills),
-            num_decodes=len(rank.decode_slots),
+            num_rows=[(len(part.prefills), len(part.decode_slots)) for part in plan.ranks],
             prefills=prefills,
             decodes=decodes,
             survivals=self._survivals,

@@ -3,6 +3,8 @@
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -13,27 +15,31 @@ from minimax_jax.sampling import SamplingParams as RowParams
 from minimax_jax.sampling.masks import BITS
 from serving.device import slots as updates
 from serving.device.admitted import admitted, block_entries, edits_row, penalties_row
-from serving.device.arrays import Resident
+from serving.device.arrays import Resident, joined
 from serving.device.limits import LIMITS
+from serving.device.placement import kept_by_rank, on_each_rank
 from serving.device.programs import Call, Programs
 from serving.device.row_params import row_params
 from serving.device.slots import Slots
-from serving.device_api import Mask
+from serving.device_api import Mask, Slot
 from serving.scheduling.plan import Admission, NewBlocks, RankPlan
 from serving.scheduling.sampling_params import SamplingParams
 
-BLOCK_ENTRIES = 256  # of block tables, in one update
-MASK_ROWS = 8  # masks, in one update
+BLOCK_ENTRIES = 256  # of a rank's block tables, in one update
+MASK_ROWS = 8  # of a rank's masks, in one update
 
 
 class Residency:
-    """The sequences of all slots. The device's slots themselves are passed in and given back."""
+    """The sequences of all slots of all data ranks. The device's slots themselves are passed in and
+    given back.
+    """
 
     def __init__(
         self,
         programs: Programs,
         slots: Slots,
         *,
+        num_ranks: int,
         num_admitted: int,
         num_places: int,
         tokenizer: Tokenizer | None,
@@ -42,35 +48,40 @@ class Residency:
         """At most `num_admitted` sequences come in with one plan, and a grammar's mask has at most
         `num_places` places.
         """
-        self.residents: dict[int, Resident] = {}
+        self.residents: dict[Slot, Resident] = {}
+        self.num_ranks, self.num_slots = num_ranks, slots.num_slots // num_ranks
         self._programs, self._tokenizer = programs, tokenizer
-        self._num_slots, self._num_admitted = slots.num_slots, num_admitted
+        self._num_admitted = num_admitted
         assert slots.history.counts is not None
         self._vocab_size = slots.history.counts.shape[1]
         words = -(-self._vocab_size // BITS)
-        self.masks: jax.Array = place(np.zeros((self._num_slots, num_places, words), np.uint32))
+        self.masks: jax.Array = place(np.zeros((slots.num_slots, num_places, words), np.uint32))
+        nobody = replace(_NOBODY, slot=self.num_slots)
+        self._nobody = Resident(admission=nobody, params=self._params_of(nobody))
+        no_block = NewBlocks(slot=self.num_slots, first=0, block_ids=[0])
+        [self._no_blocks] = block_entries([no_block], BLOCK_ENTRIES, self.num_slots)
 
-    def apply(self, slots: Slots, plan: RankPlan, masks: Mapping[int, Mask]) -> Slots:
-        """The slots as the plan wants them; `masks` by slot."""
-        for call in self._calls(plan):
+    def apply(self, slots: Slots, plans: Sequence[RankPlan], masks: Mapping[Slot, Mask]) -> Slots:
+        """The slots as the plans of all ranks want them."""
+        for call in self._calls(plans):
             slots = self._programs.run(replace(call, args=(slots, *call.args)))
-        some = sorted(masks)
-        for first in range(0, len(some), MASK_ROWS):
-            part = {slot: masks[slot] for slot in some[first : first + MASK_ROWS]}
-            self.masks = self._programs.run(self._mask_call(part))
+        own = [sorted(slot for of, slot in masks if of == rank) for rank in range(self.num_ranks)]
+        for first in range(0, max(map(len, own)), MASK_ROWS):
+            some = [rank_slots[first : first + MASK_ROWS] for rank_slots in own]
+            self.masks = self._programs.run(self._mask_call(some, masks))
         return slots
 
     def warm_up_calls(self, slots: Slots) -> list[Call]:
         """A call of each program."""
-        nobody = Resident(admission=_NOBODY, params=self._params_of(_NOBODY))
-        no_block = NewBlocks(slot=self._num_slots, first=0, block_ids=[0])
+        none = [[] for _ in range(self.num_ranks)]
         calls = [
-            self._admit_call([]),
-            *self._edit_calls(nobody, edits=True, penalties=True),
-            *self._block_calls([no_block]),
+            self._admit_call(none),
+            self._edits_call([self._nobody] * self.num_ranks),
+            self._penalties_call([self._nobody] * self.num_ranks),
+            self._block_call([self._no_blocks] * self.num_ranks),
         ]
         calls = [replace(call, args=(slots, *call.args)) for call in calls]
-        return [*calls, self._mask_call({})]
+        return [*calls, self._mask_call(none, {})]
 
     def check(self, sampling: SamplingParams) -> None:
         """Raises ValueError with a sentence for options that no row can have."""
@@ -78,42 +89,54 @@ class Residency:
         params = row_params(sampling, seed=0, stop_ids=stop_ids, tokenizer=tokenizer)
         LIMITS.check(params, LIMITS.stop_ids - LIMITS.own)
 
-    def _calls(self, plan: RankPlan) -> Iterator[Call]:
-        """The updates of a plan, which take the slots as their first argument."""
-        new = [Resident(admission=one, params=self._params_of(one)) for one in plan.admissions]
-        self.residents |= {one.admission.slot: one for one in new}
-        if new:
+    def _calls(self, plans: Sequence[RankPlan]) -> Iterator[Call]:
+        """The updates of a plan, which take the slots as their first argument. One call is for all
+        ranks; those that have nothing there have a row of nobody.
+        """
+        new = [
+            [Resident(admission=one, params=self._params_of(one)) for one in plan.admissions]
+            for plan in plans
+        ]
+        if any(new):
+            for rank, own in enumerate(new):
+                self.residents |= {(rank, one.admission.slot): one for one in own}
             yield self._admit_call(new)
-        for one in new:
-            has = one.params
-            yield from self._edit_calls(one, edits=has.has_edits, penalties=has.has_penalties)
-        yield from self._block_calls(plan.new_blocks)
+        edited = [[one for one in own if one.params.has_edits] for own in new]
+        yield from map(self._edits_call, zip_longest(*edited, fillvalue=self._nobody))
+        penalised = [[one for one in own if one.params.has_penalties] for own in new]
+        yield from map(self._penalties_call, zip_longest(*penalised, fillvalue=self._nobody))
+        entries = [block_entries(plan.new_blocks, BLOCK_ENTRIES, self.num_slots) for plan in plans]
+        yield from map(self._block_call, zip_longest(*entries, fillvalue=self._no_blocks))
 
-    def _admit_call(self, new: Sequence[Resident]) -> Call:
-        made = admitted(new, self._num_admitted, self._num_slots)
-        return Call(name="admissions", step=updates.admit, args=(made,))
+    def _admit_call(self, new: Sequence[Sequence[Resident]]) -> Call:
+        made = [admitted(own, self._num_admitted, self.num_slots) for own in new]
+        return _update("admissions", updates.admit, made)
 
-    def _edit_calls(self, resident: Resident, *, edits: bool, penalties: bool) -> Iterator[Call]:
-        if edits:
-            row = edits_row(resident, self._vocab_size)
-            yield Call(name="edits", step=updates.set_edits, args=(row,))
-        if penalties:
-            row = penalties_row(resident, self._vocab_size)
-            yield Call(name="penalties", step=updates.set_penalties, args=(row,))
+    def _edits_call(self, some: Sequence[Resident]) -> Call:
+        rows = [edits_row(one, self._vocab_size) for one in some]
+        return _update("edits", updates.set_edits, rows)
 
-    def _block_calls(self, new_blocks: Sequence[NewBlocks]) -> Iterator[Call]:
-        for entries in block_entries(new_blocks, BLOCK_ENTRIES, self._num_slots):
-            yield Call(name="block tables", step=updates.set_blocks, args=(entries,))
+    def _penalties_call(self, some: Sequence[Resident]) -> Call:
+        rows = [penalties_row(one, self._vocab_size) for one in some]
+        return _update("penalties", updates.set_penalties, rows)
 
-    def _mask_call(self, masks: Mapping[int, Mask]) -> Call:
-        """At most `MASK_ROWS` masks; what a grammar's vocabulary lacks is not allowed."""
-        at = np.full(MASK_ROWS, self._num_slots, np.int32)
-        rows = np.zeros((MASK_ROWS, *self.masks.shape[1:]), np.uint32)
-        for row, (slot, mask) in enumerate(masks.items()):
-            at[row] = slot
-            places, words = mask.shape
-            rows[row, :places, :words] = mask
-        return Call(name="masks", step=updates.set_masks, args=(self.masks, at, rows))
+    def _block_call(self, entries: Sequence[np.ndarray]) -> Call:
+        return _update("block tables", updates.set_blocks, entries)
+
+    def _mask_call(self, slots: Sequence[Sequence[int]], masks: Mapping[Slot, Mask]) -> Call:
+        """At most `MASK_ROWS` masks of each rank; what a grammar's vocabulary lacks is not
+        allowed.
+        """
+        at = np.full((self.num_ranks, MASK_ROWS), self.num_slots, np.int32)
+        rows = np.zeros((*at.shape, *self.masks.shape[1:]), np.uint32)
+        for rank, own in enumerate(slots):
+            for row, slot in enumerate(own):
+                at[rank, row] = slot
+                places, words = masks[rank, slot].shape
+                rows[rank, row, :places, :words] = masks[rank, slot]
+        flat = at.reshape(at.size), rows.reshape(at.size, *rows.shape[2:])
+        step = partial(_updated, updates.set_masks)
+        return Call(name="masks", step=step, args=(self.masks, *flat))
 
     def _params_of(self, admission: Admission) -> RowParams:
         params = row_params(
@@ -124,6 +147,15 @@ class Residency:
         )
         LIMITS.check(params, LIMITS.stop_ids)
         return params
+
+
+def _update(name: str, step: Callable[..., Any], of_ranks: Sequence[Any]) -> Call:
+    """An update of the slots of all ranks with what each rank has for it."""
+    return Call(name=name, step=partial(_updated, step), args=(joined(of_ranks),))
+
+
+def _updated(step: Callable[..., Any], kept: Any, *new: Any) -> Any:
+    return kept_by_rank(on_each_rank(step)(kept, *new))
 
 
 _NOBODY = Admission(

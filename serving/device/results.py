@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from minimax_jax.sampling import TokenLogprobs
 from serving.device.arrays import Resident, num_scored, reports_logprobs
 from serving.device.drafts import Drafted
-from serving.device.sampler import BROKEN, NO_TOKEN, Sampled
+from serving.device.sampler import BROKEN, Sampled
 from serving.device.speculative_step import Committed
 from serving.scheduling.plan import PrefillRow, RankResult, RowLogprobs, StepResult
 
@@ -52,14 +53,29 @@ class Taken:
         """The same in numpy arrays; waits for them."""
         return Taken(**jax.device_get(vars(self)))
 
-    def by_place(self) -> list["Taken"]:
-        """The tokens of each place by themselves, once they are on the host."""
+    def places(self, top: int) -> "list[Place]":
+        """What is on the host as lists, place by place, with the `top` likeliest at each."""
         if self.tokens.ndim == 1:
-            return [self]
+            return [Place.of(self.tokens, self.logprobs, top)]
         return [
-            Taken(tokens=row, logprobs=jax.tree.map(lambda x, k=k: x[k], self.logprobs))
+            Place.of(row, jax.tree.map(lambda x, k=k: x[k], self.logprobs), top)
             for k, row in enumerate(self.tokens)
         ]
+
+
+class Place(NamedTuple):
+    """One token of each row, -1 and less where there is none, with its log-probability and the
+    likeliest tokens there, where anyone wants them.
+    """
+
+    tokens: list[int]
+    logprobs: RowLogprobs | None
+
+    @classmethod
+    def of(cls, tokens: np.ndarray, logprobs: TokenLogprobs | None, top: int) -> "Place":
+        """All rows at once: element by element takes several times as long."""
+        found = None if logprobs is None else _as_lists(logprobs, top)
+        return cls(tokens.tolist(), found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,28 +87,42 @@ class Survivals:
     temperatures: Sequence[float]
     num_drafts: int
 
-    def cut(self, drafts: np.ndarray) -> list[int]:
-        """The drafts that may be tested."""
-        return drafts[: self.num_drafts].tolist()
+    def cut(self, drafts: np.ndarray) -> list[list[int]]:
+        """The drafts of each row that may be tested."""
+        return drafts[:, : self.num_drafts].tolist()
 
-    def of(self, confidence: np.ndarray) -> list[float]:
-        """As `minimax_jax.speculative.budget.survivals`, of one row on the host; NaN is 0."""
-        wanted = np.nan_to_num(confidence[: self.num_drafts].astype(np.float32), nan=-np.inf)
-        scaled = wanted / np.asarray(self.temperatures, np.float32)[: self.num_drafts]
+    def of(self, confidence: np.ndarray) -> list[list[float]]:
+        """As `minimax_jax.speculative.budget.survivals`, of rows on the host; NaN is 0."""
+        wanted = confidence[:, : self.num_drafts].astype(np.float32)
+        scaled = np.nan_to_num(wanted, nan=-np.inf)
+        scaled /= np.asarray(self.temperatures, np.float32)[: self.num_drafts]
         with np.errstate(over="ignore"):
-            return np.cumprod(1 / (1 + np.exp(-scaled))).tolist()
+            return np.cumprod(1 / (1 + np.exp(-scaled)), axis=-1).tolist()
+
+
+class Seat(NamedTuple):
+    """A row of a plan and where it is: its rank, its index there, its row in the program, and whose
+    it is.
+    """
+
+    rank: int
+    index: int
+    row: int
+    resident: Resident
+
+    @property
+    def slot(self) -> int:
+        """Its slot on its rank."""
+        return self.resident.admission.slot
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillPart:
-    """One program's share of a step's chunks: which rows of the plan, where each one's tiles
-    begin, and whose they are.
-    """
+    """One program's share of a step's chunks: which, and where each one's tiles begin."""
 
-    indices: Sequence[int]
+    seats: Sequence[Seat]
     rows: Sequence[PrefillRow]
     places: Sequence[int]
-    residents: Sequence[Resident]
     taken: Taken
 
 
@@ -100,8 +130,7 @@ class PrefillPart:
 class DecodePart:
     """One program's share of a step's decode rows, one `Taken` a device step."""
 
-    indices: Sequence[int]
-    residents: Sequence[Resident]
+    seats: Sequence[Seat]
     taken: Sequence[Taken]
 
 
@@ -110,89 +139,109 @@ class Dispatched:
     """A step on the device."""
 
     step_id: int
-    num_prefills: int
-    num_decodes: int
+    num_rows: Sequence[tuple[int, int]]  # chunks and decode rows of each data rank
     prefills: Sequence[PrefillPart]
     decodes: Sequence[DecodePart]
     survivals: Survivals | None  # None without a drafter
 
     def result(self) -> StepResult:
         """What it gave; waits for it."""
-        result = RankResult(
-            prefills=[[] for _ in range(self.num_prefills)],
-            decodes=[[] for _ in range(self.num_decodes)],
-        )
-        broken: set[int] = set()
+        results = [
+            RankResult(prefills=[[]] * prefills, decodes=[[]] * decodes)
+            for prefills, decodes in self.num_rows
+        ]
+        broken: list[set[int]] = [set() for _ in results]
         for part in self.prefills:
             taken = part.taken.fetched()
-            self._take(part, [taken], result.prefills, result, broken)
-            result.prompt_logprobs.update(_scores(part, taken))
+            for seat, tokens in self._take(part.seats, [taken], results, broken):
+                results[seat.rank].prefills[seat.index] = tokens
+            _add_scores(part, taken.prompts, results)
         for part in self.decodes:
             taken = [one.fetched() for one in part.taken]
-            self._take(part, taken, result.decodes, result, broken)
-        result = replace(result, broken=frozenset(broken))
-        return StepResult(step_id=self.step_id, ranks=[result])
+            for seat, tokens in self._take(part.seats, taken, results, broken):
+                results[seat.rank].decodes[seat.index] = tokens
+        ranks = [
+            replace(result, broken=frozenset(own))
+            for result, own in zip(results, broken, strict=True)
+        ]
+        return StepResult(step_id=self.step_id, ranks=ranks)
 
     def _take(
         self,
-        part: PrefillPart | DecodePart,
+        seats: Sequence[Seat],
         taken: Sequence[Taken],
-        tokens: list[list[int]],
-        result: RankResult,
-        broken: set[int],
-    ) -> None:
-        """Adds a part's rows to the result."""
-        places = [place for one in taken for place in one.by_place()]
-        drafted = taken[-1].drafted
-        for row, index in enumerate(part.indices):
-            resident = part.residents[row]
-            _take_row(resident, row, places, tokens[index], broken, result.logprobs)
-            if drafted is not None and tokens[index] and self.survivals is not None:
-                slot = resident.admission.slot
-                result.drafts[slot] = self.survivals.cut(np.asarray(drafted.tokens[row]))
-                if drafted.confidence is not None:
-                    result.confidences[slot] = self.survivals.of(
-                        np.asarray(drafted.confidence[row])
-                    )
+        results: Sequence[RankResult],
+        broken: Sequence[set[int]],
+    ) -> Iterator[tuple[Seat, list[int]]]:
+        """The tokens of each seat; what else is said of them goes to the results."""
+        top = max((seat.resident.admission.sampling.logprobs or 0 for seat in seats), default=0)
+        places = [place for one in taken for place in one.places(top)]
+        columns = list(zip(*(place.tokens for place in places), strict=True))
+        drafts, confidences = self._drafts(taken[-1].drafted)
+        for seat in seats:
+            column, slot, result = columns[seat.row], seat.slot, results[seat.rank]
+            tokens = list(column) if min(column) >= 0 else _up_to_the_end(column)
+            if len(tokens) < len(column) and column[len(tokens)] == BROKEN:
+                broken[seat.rank].add(slot)
+            yield seat, tokens
+            if not tokens:
+                continue
+            if reports_logprobs(seat.resident):
+                found = [(place.logprobs, seat.row) for place in places[: len(tokens)]]
+                result.logprobs[slot] = _row_logprobs(found)
+            if drafts is not None:
+                result.drafts[slot] = drafts[seat.row]
+            if confidences is not None:
+                result.confidences[slot] = confidences[seat.row]
+
+    def _drafts(
+        self, drafted: Drafted | None
+    ) -> tuple[list[list[int]] | None, list[list[float]] | None]:
+        """The next drafts of all rows, and what they are expected to survive."""
+        if drafted is None or self.survivals is None:
+            return None, None
+        drafts = self.survivals.cut(np.asarray(drafted.tokens))
+        if drafted.confidence is None:
+            return drafts, None
+        return drafts, self.survivals.of(np.asarray(drafted.confidence))
 
 
-def _take_row(
-    resident: Resident,
-    row: int,
-    steps: Sequence[Taken],
-    tokens: list[int],
-    broken: set[int],
-    logprobs: dict[int, RowLogprobs],
+def _up_to_the_end(column: Sequence[int]) -> list[int]:
+    return list(takewhile(lambda token: token >= 0, column))
+
+
+def _add_scores(
+    part: PrefillPart, prompts: TokenLogprobs | None, results: Sequence[RankResult]
 ) -> None:
-    """Adds one row's tokens of some device steps to `tokens`, and what else they say of it."""
-    slot, places = resident.admission.slot, []
-    for step in steps:
-        token = int(step.tokens[row])
-        if token == BROKEN:
-            broken.add(slot)
-        if token in (BROKEN, NO_TOKEN):
-            break
-        tokens.append(token)
-        places.append((step.logprobs, row))
-    top = resident.admission.sampling.logprobs
-    if reports_logprobs(resident) and places:
-        assert top is not None
-        logprobs[slot] = _row_logprobs(places, top)
-
-
-def _scores(part: PrefillPart, taken: Taken) -> Iterator[tuple[int, RowLogprobs]]:
     """The prompts' own log-probabilities by slot, where they are wanted."""
-    for row, place, resident in zip(part.rows, part.places, part.residents, strict=True):
-        count, top = num_scored(row, resident), resident.admission.sampling.prompt_logprobs
-        if count and top is not None:
-            yield row.slot, _row_logprobs([(taken.prompts, place + i) for i in range(count)], top)
+    if prompts is None:
+        return
+    asked = (seat.resident.admission.sampling.prompt_logprobs or 0 for seat in part.seats)
+    scores = _as_lists(prompts, max(asked))
+    for row, first, seat in zip(part.rows, part.places, part.seats, strict=True):
+        count = num_scored(row, seat.resident)
+        if count:
+            own = slice(first, first + count)
+            results[seat.rank].prompt_logprobs[seat.slot] = RowLogprobs(
+                values=scores.values[own],
+                top_ids=scores.top_ids[own],
+                top_values=scores.top_values[own],
+            )
 
 
-def _row_logprobs(places: Sequence[tuple[TokenLogprobs | None, int]], top: int) -> RowLogprobs:
+def _as_lists(found: TokenLogprobs, top: int) -> RowLogprobs:
+    return RowLogprobs(
+        values=np.asarray(found.chosen).tolist(),
+        top_ids=np.asarray(found.top_tokens)[:, :top].tolist(),
+        top_values=np.asarray(found.top)[:, :top].tolist(),
+    )
+
+
+def _row_logprobs(places: Sequence[tuple[RowLogprobs | None, int]]) -> RowLogprobs:
     values, top_ids, top_values = [], [], []
-    for found, place in places:
+    for found, row in places:
         assert found is not None
-        values.append(float(found.chosen[place]))
-        top_ids.append(np.asarray(found.top_tokens[place])[:top].tolist())
-        top_values.append(np.asarray(found.top[place])[:top].tolist())
+        values.append(found.values[row])
+        top_ids.append(found.top_ids[row])
+        top_values.append(found.top_values[row])
     return RowLogprobs(values=values, top_ids=top_ids, top_values=top_values)

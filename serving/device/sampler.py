@@ -6,6 +6,7 @@ own.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from minimax_jax.sampling import (
     sample,
     token_logprobs,
 )
+from serving.device.placement import on_each_rank
 from serving.device.slots import ALL_BITS, Sent, Slots
 
 NO_TOKEN, BROKEN = -1, -2  # in place of a token
@@ -71,10 +73,16 @@ def next_tokens(
     live: Bool[Array, "B"],
     top: int,
 ) -> tuple[Slots, Sampled]:
-    """Draws the token at `positions` of each row that is `live`, and the slots after it.
+    """Draws the token at `positions` of each row that is `live`, and the slots after it; of the
+    rows of all ranks.
 
     A row that is not goes on no more: it ended before, or its prompt has not ended.
     """
+    draw = on_each_rank(partial(_next_tokens, top=top))
+    return draw(raw, slots, masks, rows, positions, live)
+
+
+def _next_tokens(raw, slots: Slots, masks, rows: Rows, positions, live, *, top: int):
     logits = _allowed(raw, masks, rows)
     edited = _processed(logits, slots, rows, positions)
     settings = replace(slots.sampling, edits=None, penalties=None).at(rows.slots)

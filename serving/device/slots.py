@@ -2,6 +2,7 @@
 
 S slots; a row of a step names its slot, and S itself names none: what is written there is dropped.
 A plan sends what changed alone, so a step of running sequences costs the host a few numbers a row.
+All this is of one data rank; `placement` says how the slots of several lie together.
 """
 
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from minimax_jax.sampling.penalties import Penalties
 from minimax_jax.speculative.commit import Anchors
 from minimax_jax.speculative.drafting import Proposal
 from serving.device.limits import LIMITS
+from serving.device.placement import on_each_rank
 
 Sent = Any  # an array of the host outside a step, one of the device within
 ALL_BITS = 0xFFFFFFFF
@@ -69,7 +71,7 @@ class Slots:
 
     @property
     def num_slots(self) -> int:
-        """S."""
+        """S, of all ranks together where there are several."""
         return self.tables.shape[0]
 
 
@@ -93,7 +95,7 @@ class Admitted:
 class EditsRow:
     """The edits of one sequence, and the last of the tokens that it has generated already."""
 
-    slot: Int[Sent, ""]
+    slot: Int[Sent, "1"]
     allowed: UInt32[Sent, "1 packed"]
     words: Int[Sent, "1 words length"]
     stops_from: Int[Sent, "1"]
@@ -120,12 +122,12 @@ class PenaltiesRow:
     generated each.
     """
 
-    slot: Int[Sent, ""]
+    slot: Int[Sent, "1"]
     repetition: Float[Sent, "1"]
     frequency: Float[Sent, "1"]
     presence: Float[Sent, "1"]
-    prompt: UInt32[Sent, "packed"]
-    counts: Int[Sent, "V"]
+    prompt: UInt32[Sent, "1 packed"]
+    counts: Int[Sent, "1 V"]
 
     @property
     def penalties(self) -> Penalties:
@@ -133,6 +135,21 @@ class PenaltiesRow:
         return Penalties(
             repetition=self.repetition, frequency=self.frequency, presence=self.presence
         )
+
+
+def tables_of(slots: Slots, at: Int[Array, "B"], pages: int) -> Int[Array, "B P"]:
+    """The first `pages` entries of the block tables of these slots, on all ranks."""
+    return on_each_rank(lambda tables, at: tables[at, :pages])(slots.tables, at)
+
+
+def anchors_of(slots: Slots, at: Int[Array, "B"]) -> Anchors:
+    """The anchors of these slots, on all ranks; those of nobody do not run."""
+    return on_each_rank(_anchors)(slots.anchors, at)
+
+
+def _anchors(anchors: Anchors, at: Int[Array, "B"]) -> Anchors:
+    found, S = jax.tree.map(lambda x: x[at], anchors), len(anchors.running)
+    return replace(found, running=found.running & (at < S))
 
 
 def admit(slots: Slots, new: Admitted) -> Slots:
@@ -173,7 +190,7 @@ def set_blocks(slots: Slots, entries: Int[Array, "N 3"]) -> Slots:
 
 def set_edits(slots: Slots, row: EditsRow) -> Slots:
     """The slots with one sequence's edits."""
-    at = row.slot[None]
+    at = row.slot
     assert slots.history.recent is not None
     recent = slots.history.recent.at[at].set(row.recent, mode="drop")
     return replace(
@@ -185,12 +202,12 @@ def set_edits(slots: Slots, row: EditsRow) -> Slots:
 
 def set_penalties(slots: Slots, row: PenaltiesRow) -> Slots:
     """The slots with one sequence's penalties and what they count."""
-    at, history = row.slot[None], slots.history
+    at, history = row.slot, slots.history
     assert history.prompt is not None and history.counts is not None
     penalties = put(slots.sampling.penalties, at, row.penalties)
     history = replace(
         history,
-        prompt=history.prompt.at[at].set(_bits(row.prompt, len(row.counts)), mode="drop"),
+        prompt=history.prompt.at[at].set(_bits(row.prompt, row.counts.shape[1]), mode="drop"),
         counts=history.counts.at[at].set(row.counts, mode="drop"),
     )
     return replace(slots, sampling=replace(slots.sampling, penalties=penalties), history=history)
@@ -222,6 +239,6 @@ def neutral_edits(num_rows: int, vocab_size: int) -> Edits:
     )
 
 
-def _bits(packed: UInt32[Array, "packed"], size: int) -> Bool[Array, "V"]:
-    bits = packed[:, None] >> jnp.arange(BITS, dtype=jnp.uint32) & 1
-    return bits.reshape(-1)[:size] == 1
+def _bits(packed: UInt32[Array, "1 packed"], size: int) -> Bool[Array, "1 V"]:
+    bits = packed[..., None] >> jnp.arange(BITS, dtype=jnp.uint32) & 1
+    return bits.reshape(1, packed.shape[1] * BITS)[:, :size] == 1

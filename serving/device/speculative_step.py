@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt32
 
-from minimax_jax.sampling import TokenLogprobs
+from minimax_jax.sampling import History, SamplingState, TokenLogprobs
 from minimax_jax.speculative.steps import (
     Speculated,
     SpeculationOptions,
@@ -21,8 +21,9 @@ from minimax_jax.speculative.steps import (
     speculate,
 )
 from serving.device.drafts import Drafted
+from serving.device.placement import kept_by_rank, on_each_rank
 from serving.device.sampler import BROKEN, Rows
-from serving.device.slots import ALL_BITS, Sent, Slots, put
+from serving.device.slots import ALL_BITS, Sent, Slots, anchors_of, put, tables_of
 from serving.device.steps import State, Weights
 
 
@@ -60,7 +61,6 @@ def speculative(
     model, drafter = jax.tree.unflatten(tree, weights.leaves)
     slots, rows = state.slots, drafting.rows
     at = rows.slots
-    before = _rows_of(slots, at, with_options)
     sampling = slots.sampling
     if not with_options:
         sampling = replace(sampling, edits=None, penalties=None)
@@ -69,33 +69,37 @@ def speculative(
         drafter,
         weights.adapter,
         state.cache,
-        slots.tables[at, :pages],
-        before,
+        tables_of(slots, at, pages),
+        _rows_of(slots, at, with_options),
         drafting.widths,
-        sampling.at(at),
+        on_each_rank(SamplingState.at)(sampling, at),
         options,
-        _allowed(masks, rows) if with_options else None,
+        on_each_rank(_allowed)(masks, rows) if with_options else None,
     )
     slots = replace(
         slots,
-        anchors=put(slots.anchors, at, after.anchors),
-        proposal=put(slots.proposal, at, after.proposal),
+        anchors=on_each_rank(put)(slots.anchors, at, after.anchors),
+        proposal=on_each_rank(put)(slots.proposal, at, after.proposal),
     )
     if after.history is not None:
-        history = put(replace(slots.history, prompt=None), at, replace(after.history, prompt=None))
-        slots = replace(slots, history=replace(history, prompt=slots.history.prompt))
-    return State(cache=cache, slots=slots), _committed(made, Drafted.of(after.proposal))
+        kept, new = (replace(one, prompt=None) for one in (slots.history, after.history))
+        history = replace(on_each_rank(put)(kept, at, new), prompt=slots.history.prompt)
+        slots = replace(slots, history=history)
+    state = State(cache=cache, slots=kept_by_rank(slots))
+    return state, _committed(made, Drafted.of(after.proposal))
 
 
 def _rows_of(slots: Slots, at: Int[Array, "B"], with_history: bool) -> SpeculationState:
-    """The state of these slots; those of nobody do not run."""
-    anchors, proposal = jax.tree.map(lambda x: x[at], (slots.anchors, slots.proposal))
-    running = anchors.running & (at < slots.num_slots)
+    """The state of these slots."""
     return SpeculationState(
-        anchors=replace(anchors, running=running),
-        proposal=proposal,
-        history=slots.history.at(at) if with_history else None,
+        anchors=anchors_of(slots, at),
+        proposal=on_each_rank(_at)(slots.proposal, at),
+        history=on_each_rank(History.at)(slots.history, at) if with_history else None,
     )
+
+
+def _at(tree: Any, at: Int[Array, "B"]) -> Any:
+    return jax.tree.map(lambda x: x[at], tree)
 
 
 def _allowed(masks, rows: Rows) -> UInt32[Array, "B places words"]:

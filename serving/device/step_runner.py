@@ -1,16 +1,20 @@
-"""Runs the rows of a plan: each adapter's by themselves, decode rows once a device step."""
+"""Runs the rows of a plan: each adapter's by themselves, those of all data ranks together, decode
+rows once a device step.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from itertools import chain
 
 from serving.device.arrays import num_scored, reports_logprobs
 from serving.device.calls import StepCalls
 from serving.device.programs import Programs
 from serving.device.residency import Residency
-from serving.device.results import DecodePart, PrefillPart, Taken
+from serving.device.results import DecodePart, PrefillPart, Seat, Taken
 from serving.device.sampler import Rows
 from serving.device.steps import State
-from serving.scheduling.plan import PrefillRow, RankPlan
+from serving.device_api import Slot
+from serving.scheduling.plan import RankPlan
 from serving.scheduling.shapes import Shape, Shapes
 
 
@@ -30,88 +34,116 @@ class StepRunner:
         self._residency = residency
 
     def prefills(
-        self, plan: RankPlan, planned: Shape, masked: Collection[int]
+        self, plans: Sequence[RankPlan], planned: Shape, masked: Collection[Slot]
     ) -> list[PrefillPart]:
-        """The plan's chunks, in programs no larger than planned; `masked` are slots with a mask."""
-        parts = []
-        for name, indices in self._by_adapter([row.slot for row in plan.prefills]):
-            rows = [plan.prefills[i] for i in indices]
-            parts.append(self._prefill(indices, rows, planned, name, masked))
-        return parts
-
-    def decodes(self, plan: RankPlan, planned: Shape, masked: Collection[int]) -> list[DecodePart]:
-        """The plan's decode rows."""
+        """The chunks of all ranks, in programs no larger than planned; `masked` are slots with a
+        mask.
+        """
+        slots = [[row.slot for row in plan.prefills] for plan in plans]
         return [
-            self._decode(indices, plan, planned, name, masked)
-            for name, indices in self._by_adapter(plan.decode_slots)
+            self._prefill(indices, plans, planned, name, masked)
+            for name, indices in self._by_adapter(slots)
         ]
 
-    def _by_adapter(self, slots: Sequence[int]) -> list[tuple[str | None, list[int]]]:
-        """The rows of each adapter, by their index."""
-        groups: dict[str | None, list[int]] = defaultdict(list)
-        for index, slot in enumerate(slots):
-            groups[self._residency.residents[slot].admission.adapter].append(index)
+    def decodes(
+        self, plans: Sequence[RankPlan], planned: Shape, masked: Collection[Slot]
+    ) -> list[DecodePart]:
+        """The decode rows of all ranks."""
+        return [
+            self._decode(indices, plans, planned, name, masked)
+            for name, indices in self._by_adapter([plan.decode_slots for plan in plans])
+        ]
+
+    def _by_adapter(
+        self, slots: Sequence[Sequence[int]]
+    ) -> list[tuple[str | None, list[list[int]]]]:
+        """The rows of each adapter, by rank and by their index there."""
+        groups: dict[str | None, list[list[int]]] = defaultdict(lambda: [[] for _ in slots])
+        for rank, own in enumerate(slots):
+            for index, slot in enumerate(own):
+                adapter = self._residency.residents[rank, slot].admission.adapter
+                groups[adapter][rank].append(index)
         return list(groups.items())
+
+    def _seats(
+        self, indices: Sequence[Sequence[int]], slots: Sequence[Sequence[int]], num_rows: int
+    ) -> list[Seat]:
+        """Where in a program of `num_rows` rows a rank the plan's rows are."""
+        return [
+            Seat(rank, index, rank * num_rows + row, self._residency.residents[rank, slot])
+            for rank, own in enumerate(zip(indices, slots, strict=True))
+            for row, (index, slot) in enumerate(zip(*own, strict=True))
+        ]
 
     def _prefill(
         self,
-        indices: Sequence[int],
-        rows: Sequence[PrefillRow],
+        indices: Sequence[Sequence[int]],
+        plans: Sequence[RankPlan],
         planned: Shape,
         adapter: str | None,
-        masked: Collection[int],
+        masked: Collection[Slot],
     ) -> PrefillPart:
-        tokens = sum(row.length for row in rows)
+        rows = _picked([plan.prefills for plan in plans], indices)
+        tokens = max(sum(row.length for row in own) for own in rows)
         shape = self._shapes.prefill(tokens=tokens, pages=planned.pages)
         made, places = self._calls.chunks(rows, shape, masked)
         call = self._calls.prefill(self.state, made, shape, adapter)
         self.state, prefilled = self._programs.run(call)
-        residents = [self._residency.residents[row.slot] for row in rows]
-        scored = any(map(num_scored, rows, residents))
+        seats = self._seats(indices, [[row.slot for row in own] for own in rows], shape.rows)
+        residents, flat = [seat.resident for seat in seats], list(chain.from_iterable(rows))
+        scored = any(map(num_scored, flat, residents))
         taken = Taken.of(
             prefilled.sampled,
             logprobs=any(map(reports_logprobs, residents)),
             prompts=prefilled.prompts if scored else None,
             drafted=prefilled.drafted,
         )
-        return PrefillPart(
-            indices=indices, rows=rows, places=places, residents=residents, taken=taken
-        )
+        places = list(chain.from_iterable(places))
+        return PrefillPart(seats=seats, rows=flat, places=places, taken=taken)
 
     def _decode(
         self,
-        indices: Sequence[int],
-        plan: RankPlan,
+        indices: Sequence[Sequence[int]],
+        plans: Sequence[RankPlan],
         planned: Shape,
         adapter: str | None,
-        masked: Collection[int],
+        masked: Collection[Slot],
     ) -> DecodePart:
-        slots = [plan.decode_slots[i] for i in indices]
-        widths = [plan.decode_widths[i] for i in indices]
+        slots = _picked([plan.decode_slots for plan in plans], indices)
+        widths = _picked([plan.decode_widths for plan in plans], indices)
         shape = self._shapes.decode(
-            rows=len(slots),
-            tokens=len(slots) + sum(widths),
+            rows=max(map(len, slots)),
+            tokens=max(len(own) + sum(own) for own in widths),
             pages=planned.pages,
             steps=planned.steps,
         )
         rows = self._calls.rows(slots, shape, masked)
-        residents = [self._residency.residents[slot] for slot in slots]
-        logprobs = any(map(reports_logprobs, residents))
+        seats = self._seats(indices, slots, shape.rows)
+        logprobs = bool(rows.asks.logprobs)
         if self._calls.speculates:
             taken = [self._speculate(rows, widths, shape, adapter, logprobs)]
-            return DecodePart(indices=indices, residents=residents, taken=taken)
+            return DecodePart(seats=seats, taken=taken)
         taken = []
         for _ in range(shape.steps):
             call = self._calls.decode(self.state, rows, shape, adapter)
             self.state, sampled = self._programs.run(call)
             taken.append(Taken.of(sampled, logprobs=logprobs))
-        return DecodePart(indices=indices, residents=residents, taken=taken)
+        return DecodePart(seats=seats, taken=taken)
 
     def _speculate(
-        self, rows: Rows, widths: Sequence[int], shape: Shape, adapter: str | None, logprobs: bool
+        self,
+        rows: Rows,
+        widths: Sequence[Sequence[int]],
+        shape: Shape,
+        adapter: str | None,
+        logprobs: bool,
     ) -> Taken:
         call = self._calls.speculative(
             self.state, rows, widths, shape, adapter, with_options=rows.asks.any
         )
         self.state, committed = self._programs.run(call)
         return Taken.of(committed, logprobs=logprobs, drafted=committed.drafted)
+
+
+def _picked(of_ranks: Sequence[Sequence], indices: Sequence[Sequence[int]]) -> list[list]:
+    return [[own[i] for i in some] for own, some in zip(of_ranks, indices, strict=True)]

@@ -24,8 +24,9 @@ from minimax_jax.model import Model
 from minimax_jax.sampling import TokenLogprobs, chunked_logprobs
 from minimax_jax.speculative.drafting import DraftMethod, inject
 from serving.device.drafts import Drafted, first_drafts
+from serving.device.placement import kept_by_rank, on_each_rank
 from serving.device.sampler import Rows, Sampled, next_tokens, no_logprobs
-from serving.device.slots import Sent, Slots
+from serving.device.slots import Sent, Slots, anchors_of, tables_of
 
 
 @jax.tree_util.register_dataclass
@@ -96,28 +97,23 @@ def prefill(
     batch = Batch(
         tokens=chunks.tokens,
         positions=chunks.positions,
-        block_table=slots.tables[chunks.tile_slots, :pages],
+        block_table=tables_of(slots, chunks.tile_slots, pages),
     )
     hidden, cache, taps = model.hidden(batch, state.cache.layout, state.cache, adapter, taps=layers)
     assert cache is not None
-    hidden = hidden.reshape(-1, hidden.shape[-1])
-    last = jnp.maximum(chunks.last, 0)
-    slots, sampled = next_tokens(
-        model.logits(hidden[last], adapter),
-        slots,
-        masks,
-        chunks.rows,
-        positions=chunks.positions.reshape(-1)[last] + 1,
-        live=_wants_a_token(chunks, slots),
-        top=top,
-    )
+    hidden = hidden.reshape(chunks.tokens.size, hidden.shape[-1])
+    positions = chunks.positions.reshape(chunks.tokens.size)
+    rows, limits = chunks.rows, slots.anchors.limits
+    last, places, live = on_each_rank(_ends)(hidden, positions, chunks.last, limits, rows.slots)
+    logits = model.logits(last, adapter)
+    slots, sampled = next_tokens(logits, slots, masks, rows, places, live, top)
     prompts, drafted = _scored(model, adapter, hidden, chunks, top), None
     if drafter is not None:
         assert method is not None
         cache = inject(drafter, cache, taps, batch)
-        ends = jnp.where(chunks.last >= 0, chunks.rows.slots, slots.num_slots)
+        ends = jnp.where(chunks.last >= 0, rows.slots, slots.num_slots)
         slots, drafted = first_drafts(model, drafter, cache, slots, ends, pages, method)
-    state = State(cache=cache, slots=slots)
+    state = State(cache=cache, slots=kept_by_rank(slots))
     return state, Prefilled(sampled=sampled, prompts=prompts, drafted=drafted)
 
 
@@ -134,25 +130,34 @@ def decode(
     """Runs each row's anchor and draws the token after it; a sequence that has ended rests."""
     model, _ = jax.tree.unflatten(tree, weights.leaves)
     slots, adapter = state.slots, weights.adapter
-    anchors = jax.tree.map(lambda x: x[rows.slots], slots.anchors)
-    live = anchors.running & (rows.slots < slots.num_slots)
+    anchors = anchors_of(slots, rows.slots)
+    live = anchors.running
     batch = Batch(
         tokens=jnp.where(live, anchors.tokens, 0)[:, None],
         positions=jnp.where(live, anchors.positions, -1)[:, None],
-        block_table=slots.tables[rows.slots, :pages],
+        block_table=tables_of(slots, rows.slots, pages),
     )
     hidden, cache, _ = model.hidden(batch, state.cache.layout, state.cache, adapter)
     assert cache is not None
     logits = model.logits(hidden[:, 0], adapter)
     positions = anchors.positions + 1
     slots, sampled = next_tokens(logits, slots, masks, rows, positions, live, top)
-    return State(cache=cache, slots=slots), sampled
+    return State(cache=cache, slots=kept_by_rank(slots)), sampled
 
 
-def _wants_a_token(chunks: Chunks, slots: Slots) -> Bool[Array, "R"]:
-    """The prompts that end here, unless they are only scored."""
-    ends = chunks.positions.reshape(-1)[jnp.maximum(chunks.last, 0)]
-    return (chunks.last >= 0) & (ends + 1 < slots.anchors.limits[chunks.rows.slots])
+def _ends(
+    hidden: Float[Array, "N D"],
+    positions: Int[Array, "N"],
+    last: Int[Array, "R"],
+    limits: Int[Array, "S"],
+    at: Int[Array, "R"],
+) -> tuple[Float[Array, "R D"], Int[Array, "R"], Bool[Array, "R"]]:
+    """Of one rank's prompts the last tokens' hidden states and the positions after them; and the
+    prompts that end here, unless they are only scored.
+    """
+    place = jnp.maximum(last, 0)
+    after = positions[place] + 1
+    return hidden[place], after, (last >= 0) & (after < limits[at])
 
 
 def _scored(

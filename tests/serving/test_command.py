@@ -75,9 +75,9 @@ def test_what_this_model_or_machine_cannot_do_is_one_sentence_before_any_weight(
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
-def test_ranks_that_one_pool_does_not_have_yet_are_refused_even_with_their_devices():
-    assert resolved("tiny -tp 4", GPUS).asked.parallel.tp == 4
-    for flags in ("-dp 2", "-tp 4 -dcp 4", "-tp 4 --attention-config.indexer_decode_cp true"):
+def test_context_parallel_ranks_are_refused_even_with_their_devices():
+    assert str(resolved("tiny -tp 2 -dp 2 -ep", GPUS).asked.parallel) == "dp2,tp2,ep"
+    for flags in ("-tp 4 -dcp 4", "-tp 4 --attention-config.indexer_decode_cp true"):
         with pytest.raises(ValueError, match="not there yet"):
             resolved(f"tiny {flags}", GPUS)
 

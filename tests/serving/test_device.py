@@ -122,5 +122,5 @@ def test_a_plan_of_several_ranks_is_refused(device):
     plan.ask("r", 5)
     step = plan.scheduler.plan()
     step.ranks.append(step.ranks[0])
-    with pytest.raises(ValueError, match="2 data ranks, and the engine runs one"):
+    with pytest.raises(ValueError, match="2 data ranks, and the device 1"):
         device.dispatch(step, {})
