@@ -21,6 +21,7 @@ from serving.scheduling.sampling_params import SamplingParams
 STEPS = 1000
 WARM_UP = 200
 PROMPT = 100  # tokens
+VARIETY = 61  # steps, after which the same tokens come again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +96,8 @@ class _Answers:
         self.num_blocks = load.running * (PROMPT // 128 + 2 + 3 * STEPS * (1 + load.drafts) // 128)
         self.times: list[float] = []
         self._load = load
-        self._tokens = [1] * (1 + load.drafts // 2)
-        count = len(self._tokens)
+        count = 1 + load.drafts // 2
+        self._decodes = [_rows(load.running, count, step) for step in range(VARIETY)]
         top_ids, top_values = [[1, 2, 3, 4, 5]] * count, [[-1.0, -2.0, -3.0, -4.0, -5.0]] * count
         self._logprobs = RowLogprobs(values=[-1.0] * count, top_ids=top_ids, top_values=top_values)
 
@@ -116,7 +117,7 @@ class _Answers:
         slots = [*(row.slot for row in part.prefills), *part.decode_slots]
         rank = RankResult(
             prefills=[[1][: row.is_last] for row in part.prefills],
-            decodes=[self._tokens] * len(part.decode_slots),
+            decodes=self._decodes[plan.step_id % VARIETY][: len(part.decode_slots)],
             logprobs=dict.fromkeys(slots, self._logprobs) if wants else {},
         )
         return StepResult(step_id=plan.step_id, ranks=[rank])
@@ -138,6 +139,14 @@ class _Answer:
 
     def result(self) -> StepResult:
         return self.device.result(self.plan)
+
+
+def _rows(running: int, count: int, step: int) -> list[list[int]]:
+    """Tokens of every row, which differ by row, place and step: merges, as most of a text is, from
+    behind the single bytes up to the markers.
+    """
+    first = range(step * 37, step * 37 + running * 7, 7)
+    return [[256 + (one + 3 * place) % 224 for place in range(count)] for one in first]
 
 
 def _info(load: Load) -> EngineInfo:

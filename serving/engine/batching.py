@@ -18,6 +18,7 @@ from serving.engine.grammar_rows import GrammarDesk
 from serving.engine.ledger import Ledger
 from serving.engine.requests import Readers, Requests
 from serving.engine.step_loop import StepLoop
+from serving.engine.stops import StopWatches
 from serving.engine.streams import Handover, Stream
 from serving.engine.thread import EngineThread
 from serving.engine.weight_update import Mode, NewWeights
@@ -227,4 +228,4 @@ def _readers(
         return Readers()
     waits = info.grammar_waits_for_thought
     grammars = GrammarDesk(tokenizer, info.vocab_size, waits_for_thought=waits, limits=limits)
-    return Readers(tokenizer=tokenizer, grammars=grammars)
+    return Readers(stops=StopWatches(tokenizer), grammars=grammars)

@@ -21,9 +21,9 @@ class DraftWidths:
         self.step = 0
 
     def __call__(self, requests: Sequence[Request]) -> Sequence[int]:
-        room = {name_of(one): self._room(one) for one in requests}
         if self._planner is None:
-            return list(room.values())
+            return list(map(self._room, requests))
+        room = {name_of(one): self._room(one) for one in requests}
         budget = self._planner.plan(self.step, room).budget
         return self._planner.widths(self.step, room, budget)
 
@@ -52,7 +52,9 @@ class DraftWidths:
             self._planner.forget(name_of(request))
 
     def _room(self, request: Request) -> int:
-        most = min(self._num_drafts, max(0, request.limit - request.least - 1))
+        most, left = self._num_drafts, request.limit - request.least - 1
+        if left < most:
+            most = max(0, left)
         limit = self.limit(request) if request.is_synchronous else None
         return most if limit is None else min(most, limit)
 

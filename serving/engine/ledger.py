@@ -3,7 +3,7 @@ and `publish` all is for the engine's thread alone.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
@@ -26,7 +26,7 @@ class Ledger:
         self.listens = False  # whether anyone wants records
         self.num_grammars = 0  # sequences that have one
         self._by_name: dict[tuple[str, int], Sequence] = {}
-        self._by_request: dict[Request, Sequence] = {}
+        self.by_request: dict[Request, Sequence] = {}  # of the scheduler, those that have not ended
         self._by_slot: list[dict[int, Sequence]] = [{} for _ in scheduler.ranks]
         self._records: deque[StepRecord | SequenceRecord] = deque()
         self._kv_events: deque[tuple[int, list[KvEvent]]] = deque()
@@ -43,12 +43,8 @@ class Ledger:
         """Begins to keep a sequence."""
         request = sequence.request
         self._by_name[request.request_id, request.index] = sequence
-        self._by_request[request] = sequence
+        self.by_request[request] = sequence
         self.num_grammars += sequence.grammar is not None
-
-    def find(self, request: Request) -> Sequence:
-        """The sequence of a request of the scheduler that has not ended."""
-        return self._by_request[request]
 
     def at(self, rank: int, slot: int) -> Sequence:
         """The sequence that a slot has, or had last."""
@@ -68,7 +64,7 @@ class Ledger:
         assert sequence.end is not None
         request, statistics = sequence.request, self.statistics
         del self._by_name[request.request_id, request.index]
-        del self._by_request[request]
+        del self.by_request[request]
         self.num_grammars -= sequence.grammar is not None
         statistics.finished[sequence.end.reason] += 1
         if request.index == 0:
@@ -98,11 +94,11 @@ class Ledger:
             return []
         outcomes = list(chain.from_iterable(map(_outcomes, plan.ranks, result.ranks)))
         statistics.drafts += len(outcomes)
-        for tested, kept in outcomes:
-            statistics.draft_tokens += tested
-            statistics.accepted_tokens += kept
+        for (tested, kept), rows in Counter(outcomes).items():
+            statistics.draft_tokens += rows * tested
+            statistics.accepted_tokens += rows * kept
             for place in range(kept):
-                statistics.accepted_at[place] += 1
+                statistics.accepted_at[place] += rows
         return outcomes
 
     def count_tokens(
@@ -149,7 +145,7 @@ class Ledger:
 
 def _outcomes(part: RankPlan, given: RankResult) -> list[tuple[int, int]]:
     rows = zip(part.decode_widths, given.decodes, strict=True)
-    return [(width, min(width, max(0, len(tokens) - 1))) for width, tokens in rows if width]
+    return [(width, len(tokens) - 1 if tokens else 0) for width, tokens in rows if width]
 
 
 def _num_tokens(plan: StepPlan) -> int:

@@ -6,12 +6,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
-from minimax_jax.chat import Tokenizer
 from serving.engine.commands import Call
 from serving.engine.grammar_rows import GrammarDesk
 from serving.engine.sequence import Sequence
 from serving.engine.step_loop import StepLoop
-from serving.engine.stops import StopWatch
+from serving.engine.stops import StopWatch, StopWatches
 from serving.engine.streams import End, Handover, Stream
 from serving.engine_api import EngineError
 from serving.grammar.matcher import GrammarMatcher
@@ -23,7 +22,7 @@ from serving.scheduling.request import Asked, Request
 class Readers:
     """What reads the text of sequences: nothing, for a model without a tokenizer."""
 
-    tokenizer: Tokenizer | None = None
+    stops: StopWatches | None = None
     grammars: GrammarDesk | None = None
 
     def check(self, asked: Asked) -> None:
@@ -35,15 +34,15 @@ class Readers:
             "structured_outputs": sampling.structured_outputs,
         }
         for name, value in wanted.items():
-            if value and self.tokenizer is None:
+            if value and self.stops is None:
                 raise ValueError(f"{name} needs a tokenizer, and this model has none")
 
     def watch(self, asked: Asked) -> StopWatch | None:
         """What looks for the stop strings of one sequence."""
         if not asked.sampling.stop:
             return None
-        assert self.tokenizer is not None
-        return StopWatch(self.tokenizer, asked.sampling)
+        assert self.stops is not None
+        return self.stops.watch(asked.sampling)
 
 
 @dataclass(kw_only=True)

@@ -20,7 +20,7 @@ class Sequence:
     """One of the n sequences of a request, from its arrival at the scheduler to its end."""
 
     __slots__ = (
-        *("request", "box", "stops", "grammar", "end", "rank", "slot", "name", "is_bare"),
+        *("request", "box", "stops", "grammar", "end", "rank", "slot", "name", "is_free"),
         *("arrival", "first_scheduled", "first_token", "last_token"),
         *("_held", "_scores", "_num_told", "_num_tokens"),
     )
@@ -47,8 +47,8 @@ class Sequence:
         self._num_told = self._num_tokens = 0  # told, and that count
         wanted = request.sampling.prompt_logprobs
         self._scores = None if wanted is None else PromptScores(wanted)
-        # Whether nothing goes with its tokens.
-        self.is_bare = grammar is None and request.sampling.logprobs is None and wanted is None
+        # Whether its tokens alone say what goes on.
+        self.is_free = grammar is None and wanted is None
 
     def enter(self, rank: int, slot: int, now: float) -> None:
         """Notes that it was admitted to a slot."""
@@ -62,10 +62,10 @@ class Sequence:
             self._scores.add(start, row)
 
     def passes(self, tokens: list[int]) -> bool:
-        """Whether all of a step's new tokens count and may be told as they are: nothing goes with
-        them, waits before them, ends with them, or reads them any more. The usual case, fast.
+        """Whether all of a step's new tokens count and may be told at once: nothing waits before
+        them, ends with them, or reads them any more. The usual case, fast.
         """
-        if not self.is_bare or self.request.finish_reason is not None:
+        if not self.is_free or self.request.finish_reason is not None:
             return False
         if self.stops is not None and (self._held.ids or not self.stops.skips(tokens)):
             return False

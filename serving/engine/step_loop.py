@@ -28,7 +28,7 @@ from serving.scheduling.scheduler import Scheduler
 
 @dataclass
 class News:
-    """New tokens of a step: those that are told as they are, and the others."""
+    """New tokens of a step: those that are told at once, and the others."""
 
     plain: list[tuple[Sequence, list[int]]] = field(default_factory=list)
     others: list[tuple[Sequence, list[int]]] = field(default_factory=list)
@@ -87,7 +87,7 @@ class StepLoop:
     def abort(self, request_id: str) -> None:
         """Ends a request's sequences, wherever they are."""
         for request in self.scheduler.abort(request_id):
-            self._finish(self.ledger.find(request), End("abort"))
+            self._finish(self.ledger.by_request[request], End("abort"))
         self._handover.wake(self._tell, always=False)
 
     def pause(self, paused: bool) -> None:
@@ -131,9 +131,9 @@ class StepLoop:
         outcomes = self.ledger.count_step(plan, result)
         if self._widths.learns:
             self._widths.learn(plan.step_id, self._confidences(result), outcomes)
-        news, find = News(), self.ledger.find
+        news, sequences = News(), self.ledger.by_request
         for request, tokens in progress:
-            sequence = find(request)
+            sequence = sequences[request]
             if sequence.passes(tokens):
                 news.plain.append((sequence, tokens))
             else:
@@ -163,7 +163,11 @@ class StepLoop:
             for sequence, tokens in news.plain:
                 num_tokens += len(tokens)
                 box = sequence.box
-                box.run.ids += tokens
+                run = box.run
+                if run.num_top is None:
+                    run.ids += tokens
+                else:
+                    run.add(tokens, result.ranks[sequence.rank].logprobs.get(sequence.slot))
                 if not box.is_new:
                     box.mark()
             for sequence, tokens in news.others:
@@ -218,5 +222,5 @@ class StepLoop:
             return grammar.any_token(width)
 
     def _draft_limit(self, request: Request) -> int | None:
-        grammar = self.ledger.find(request).grammar
+        grammar = self.ledger.by_request[request].grammar
         return None if grammar is None else grammar.max_width

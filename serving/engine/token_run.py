@@ -25,8 +25,14 @@ class TokenRun:
     def add(self, ids: list[int], row: RowLogprobs | None) -> None:
         """Adds tokens; of their log-probabilities as many as there are tokens."""
         self.ids += ids
-        if ids and self.num_top is not None:
-            assert row is not None, "the device left out log-probabilities that were asked for"
+        if not ids or self.num_top is None:
+            return
+        assert row is not None, "the device left out log-probabilities that were asked for"
+        if len(row.values) == len(ids) and len(row.top_ids[0]) == self.num_top:
+            self.values += row.values
+            self.top_ids += row.top_ids
+            self.top_values += row.top_values
+        else:
             self.values += row.values[: len(ids)]
             self.top_ids += _cut(row.top_ids, len(ids), self.num_top)
             self.top_values += _cut(row.top_values, len(ids), self.num_top)

@@ -16,7 +16,8 @@ from serving.scheduling.room import Room
 from serving.scheduling.rows import Row
 from serving.scheduling.shapes import Shape, Shapes
 
-# How many drafts each of these sequences would best verify; fewer may be.
+# How many drafts each of these sequences would best verify, at most as many as there are; near its
+# limit a sequence tests fewer.
 DraftWidths = Callable[[Sequence[Request]], Sequence[int]]
 
 
@@ -45,10 +46,13 @@ def plan_decodes(
     for request, width in zip(ready, widths, strict=True):
         if request.phase is not Phase.RUNNING:
             continue  # preempted by a row before it
-        if width:
-            width = max(0, min(width, request.limit - request.least - 1))
+        limit = request.limit
+        if width and width >= limit - request.least:
+            width = max(0, limit - request.least - 1)
         most = steps * (1 + width)
-        end = min(request.most + most, request.limit)
+        end = request.most + most
+        if end > limit:
+            end = limit
         if end > len(request.blocks) * block_size and not _reserve(rank, request, end, plan, room):
             all_had_room = False
             continue

@@ -25,11 +25,12 @@ def take_row(rank: Rank, row: Row, tokens: list[int], is_broken: bool) -> Progre
     if request.finish_reason is not None:
         return None
     taken = request.take(tokens)
-    request.least += len(taken) - least
-    request.most += len(taken) - most
+    count = len(taken)
+    request.least += count - least
+    request.most += count - most
     if drafts:
         request.draft_tokens += drafts
-        request.accepted_tokens += max(0, len(taken) - 1)
+        request.accepted_tokens += count - 1 if count else 0
     if is_broken and request.finish_reason is None:
         request.finish_reason = "error"
     if end and is_last and request.yields_nothing and request.finish_reason is None:

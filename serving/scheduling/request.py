@@ -173,6 +173,9 @@ class Request:
         A stop is tested before the length, so a stop at the last place is "stop".
         """
         tokens, stops, length = self.tokens, self.eos_or_stop_ids, len(self.tokens)
+        if length + len(new_tokens) < self.limit and stops.isdisjoint(new_tokens):
+            tokens.extend(new_tokens)  # the usual case, fast
+            return new_tokens
         for place, token in enumerate(new_tokens, start=1):
             tokens.append(token)
             length += 1

@@ -7,6 +7,7 @@ the device keeps tokens, positions and block tables by slot and does what a plan
 """
 
 from collections import deque
+from collections.abc import Sequence
 from random import Random
 
 from configs.sampling import MAX_SEED
@@ -235,11 +236,11 @@ class Scheduler:
         draining = any(rank.draining for rank in self.ranks)
         return 1 if waits or draining or not any(ready) else self.shapes.many_steps
 
-    def _draft_widths(self, ready: list[Request]) -> list[int]:
+    def _draft_widths(self, ready: list[Request]) -> Sequence[int]:
         most = self.config.num_speculative_tokens
         if most == 0 or self._widths is None:
             return [most] * len(ready)
-        return [min(width, most) for width in self._widths(ready)]
+        return self._widths(ready)
 
     def _after(self, rank: Rank, request: Request) -> None:
         """Moves a sequence on after a result: out of the ranks, or back to the line."""
