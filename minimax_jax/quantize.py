@@ -19,13 +19,15 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from pallas_kernels.dispatch import refuse_device
 from pallas_kernels.layouts import mxfp8, nvfp4
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
+from pallas_kernels.layouts.nvfp4_pages import NVFP4Pages, fits, to_tensor
 
 Format = Literal["m3.1", "mxfp8", "bf16"]
 Form = Literal["plain", "mxfp8", "nvfp4"]
-Weight = Any  # a jax or numpy array, MXFP8Tensor or NVFP4Tensor
+Weight = Any  # a jax or numpy array, MXFP8Tensor, NVFP4Tensor or NVFP4Pages
 
 FORMATS: tuple[Format, ...] = ("m3.1", "mxfp8", "bf16")
 _EXPERT_FORM: dict[str, Form] = {"m3.1": "nvfp4", "mxfp8": "mxfp8", "bf16": "plain"}
@@ -64,19 +66,22 @@ def form_in(path: str, name: Format) -> Form:
 
 
 def form_of(weight: Weight) -> Form:
-    """The form that a weight has."""
-    if isinstance(weight, NVFP4Tensor):
+    """The form that a weight has, in whatever order its bytes are."""
+    if isinstance(weight, (NVFP4Tensor, NVFP4Pages)):
         return "nvfp4"
     return "mxfp8" if isinstance(weight, MXFP8Tensor) else "plain"
 
 
 @partial(jax.jit, static_argnames="form")
 def to_form(weight: Weight, form: Form) -> Weight:
-    """A weight in a form, as it is if it has that form already; plain is float32.
+    """A weight in a form and in the checkpoint's order (see `has_kernel_order`), as it
+    is if it has that form already; plain is float32.
 
     NVFP4 gets the released checkpoints' outer scale, which divides (2688 / amax of each matrix, one
     rounding after 1 / (amax / 2688)), so that it is written and read back bit for bit.
     """
+    if isinstance(weight, NVFP4Pages):
+        weight = to_tensor(weight)
     if form == form_of(weight):
         return weight
     values = weight if form_of(weight) == "plain" else weight.dequantize(jnp.float32)
@@ -85,6 +90,15 @@ def to_form(weight: Weight, form: Form) -> Weight:
     if form == "nvfp4":
         return with_dividing_scale(nvfp4.quantize(values))
     return values
+
+
+def has_kernel_order(path: str, weight: Weight) -> bool:
+    """Whether this device's kernels read a weight in another order than the checkpoint's: routed
+    experts in NVFP4 do, as pages. The values are the same bit for bit, and `to_form` brings the
+    checkpoint's order back.
+    """
+    is_candidate = is_expert(path) and isinstance(weight, NVFP4Tensor) and fits(weight)
+    return is_candidate and refuse_device() is None
 
 
 def with_dividing_scale(tensor: NVFP4Tensor) -> NVFP4Tensor:
@@ -152,5 +166,5 @@ def _map(function: Callable[[str, Weight], Weight], model: M) -> M:
     return jax.tree_util.tree_map_with_path(
         lambda keys, weight: function(path_of_leaf(keys), weight),
         model,
-        is_leaf=lambda node: isinstance(node, (MXFP8Tensor, NVFP4Tensor)),
+        is_leaf=lambda node: isinstance(node, (MXFP8Tensor, NVFP4Tensor, NVFP4Pages)),
     )

@@ -81,7 +81,8 @@ def load_model(
     """A model with the weights of a folder: BF16, MXFP8, M3.1-Flash, ModelOpt NVFP4, or what
     transformers saved. A drafter's folder in it is not looked at.
 
-    Quantised tensors stay quantised; plain ones become `dtype`, the router float32. On a mesh each
+    Quantised tensors stay quantised, in the order of bytes that this device's kernels read; plain
+    ones become `dtype`, the router float32. On a mesh each
     device gets its shard of every leaf by `rules` and nothing else. `progress` is called with each
     leaf's path and bytes. `gate_up` says how a *fused* gate_up_proj has its rows, which no file
     tells: gate rows first (transformers), or "interleaved".

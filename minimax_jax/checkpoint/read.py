@@ -16,10 +16,11 @@ from jax.typing import DTypeLike
 
 from minimax_jax.checkpoint.plan import LeafPlan
 from minimax_jax.checkpoint.tensor_file import CHUNK_BYTES, CheckpointError, Entry
-from minimax_jax.quantize import Weight
+from minimax_jax.quantize import Weight, has_kernel_order
 from pallas_kernels.layouts import mxfp8, nvfp4
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
+from pallas_kernels.layouts.nvfp4_pages import to_pages
 from sharding.apply import named_sharding
 from sharding.axes import Axes
 from sharding.rules import Rules
@@ -139,9 +140,22 @@ class Loader:
     largest: int = field(default=0)
 
     def leaf(self, leaf: LeafPlan, axes: Axes, plain: DTypeLike) -> Weight:
-        """The leaf on its devices; plain values get the dtype `plain`."""
+        """The leaf on its devices, in the order of bytes that their kernels read; plain values get
+        the dtype `plain`.
+        """
         arrays = [self._part(leaf, part, axes) for part in parts(leaf, plain, self.gate_up)]
-        return assembled(leaf, arrays)
+        weight = assembled(leaf, arrays)
+        return self._in_pages(weight, axes) if has_kernel_order(leaf.path, weight) else weight
+
+    def _in_pages(self, weight: NVFP4Tensor, axes: Axes) -> Weight:
+        """The weight as pages; as it is where a shard would cut one."""
+        pages = jax.eval_shape(to_pages, weight)
+        whole = (*axes, None, None)
+        try:
+            shardings = jax.tree.map(lambda part: self.sharding(part.shape, whole), pages)
+        except ValueError:
+            return weight
+        return jax.block_until_ready(jax.jit(to_pages, out_shardings=shardings)(weight))
 
     def _part(self, leaf: LeafPlan, part: Part, axes: Axes) -> jax.Array:
         buffer = np.empty(part.shape, part.dtype)

@@ -1,17 +1,36 @@
-"""grouped_matmul: tokens sorted by expert x each expert's own weight matrix."""
+"""grouped_matmul: rows sorted by expert x each expert's own weight matrix; `mixture`: the routed
+experts as a whole, from tokens to their weighted sums.
+"""
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
-from pallas_kernels.grouped_matmul import reference
+from pallas_kernels.grouped_matmul import by_parts, mosaic, reference
+from pallas_kernels.grouped_matmul.activation import Activation, swiglu
+from pallas_kernels.grouped_matmul.by_parts import Matrices, mixture_by
 from pallas_kernels.grouped_matmul.rows import permute_rows
 from pallas_kernels.scaled_matmul import Weight
 
-__all__ = ["grouped_matmul", "permute_rows"]
+__all__ = [
+    "Activation",
+    "Matrices",
+    "grouped_matmul",
+    "mixture",
+    "mixture_by",
+    "permute_rows",
+    "swiglu",
+]
 
-TABLE = (Implementation("reference", reference.grouped_matmul),)
+TABLE = (
+    Implementation("mosaic", mosaic.grouped_matmul, mosaic.refuse_matmul),
+    Implementation("reference", reference.grouped_matmul),
+)
+MIXTURES = (
+    Implementation("mosaic", mosaic.mixture, mosaic.refuse_mixture),
+    Implementation("reference", by_parts.mixture),
+)
 
 
 def grouped_matmul(
@@ -28,5 +47,24 @@ def grouped_matmul(
     `weights` is [E, F, D] in any stored format; sums are float32. Rows beyond the last group are
     unspecified.
     """
-    chosen = choose(TABLE, implementation, x, weights, group_sizes)
+    chosen = choose(TABLE, implementation, x, weights, group_sizes, out_dtype=out_dtype)
     return chosen.run(x, weights, group_sizes, out_dtype=out_dtype)
+
+
+def mixture(
+    x: Float[Array, "T D"],
+    matrices: Matrices,
+    experts: Int[Array, "T X"],
+    weights: Float[Array, "T X"],
+    activation: Activation,
+    *,
+    implementation: str | None = None,
+) -> Float[Array, "T D"]:
+    """The sum of each token's experts, times their weights: down (act(gate x, up x)).
+
+    Products are summed in float32 and rounded to x's dtype; so are the activations. The weighted
+    sum is float32, in the order of the token's choices. Ids outside of 0 .. E - 1 add nothing:
+    other devices have those experts.
+    """
+    args = x, matrices, experts, weights, activation
+    return choose(MIXTURES, implementation, *args).run(*args)

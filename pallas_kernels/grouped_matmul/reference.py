@@ -14,8 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.grouped_matmul.rows import move_rows
-from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
-from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
+from pallas_kernels.scaled_matmul import Weight
 from pallas_kernels.scaled_matmul.reference import expand
 
 _SMALLEST_TILE, _LARGEST_TILE = 8, 128
@@ -23,7 +22,7 @@ _SMALLEST_TILE, _LARGEST_TILE = 8, 128
 
 def grouped_matmul(
     x: Float[Array, "M D"],
-    weights: Array | MXFP8Tensor | NVFP4Tensor,
+    weights: Weight,
     group_sizes: Int[Array, "E"],
     *,
     out_dtype: DTypeLike,

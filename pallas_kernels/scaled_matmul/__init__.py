@@ -9,9 +9,10 @@ from jaxtyping import Array, Float
 from pallas_kernels.dispatch import Implementation, choose
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
+from pallas_kernels.layouts.nvfp4_pages import NVFP4Pages
 from pallas_kernels.scaled_matmul import expanded, few_rows, reference
 
-Weight = Array | MXFP8Tensor | NVFP4Tensor
+Weight = Array | MXFP8Tensor | NVFP4Tensor | NVFP4Pages
 TABLE = (
     Implementation("few_rows", few_rows.scaled_matmuls, few_rows.refuse),
     Implementation("expanded", expanded.scaled_matmuls, expanded.refuse),

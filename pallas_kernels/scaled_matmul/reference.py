@@ -9,9 +9,12 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
+from pallas_kernels.layouts.nvfp4_pages import NVFP4Pages
 
 
-def expand(weight: Array | MXFP8Tensor | NVFP4Tensor, dtype: DTypeLike) -> Float[Array, "..."]:
+def expand(
+    weight: Array | MXFP8Tensor | NVFP4Tensor | NVFP4Pages, dtype: DTypeLike
+) -> Float[Array, "..."]:
     """A weight's values in a compute dtype; e2m1 x e4m3 scales are exact in bf16 but for the outer
     scale's rounding.
     """
@@ -22,7 +25,7 @@ def expand(weight: Array | MXFP8Tensor | NVFP4Tensor, dtype: DTypeLike) -> Float
 
 def scaled_matmuls(
     x: Float[Array, "*rows D"],
-    weights: Sequence[Array | MXFP8Tensor | NVFP4Tensor],
+    weights: Sequence[Array | MXFP8Tensor | NVFP4Tensor | NVFP4Pages],
     *,
     out_dtype: DTypeLike,
     one_device: bool,

@@ -1,0 +1,160 @@
+"""The ops of this package by the kernels of `hopper`: routed experts as a whole, and one matrix an
+expert.
+
+Tokens are taken some thousands at a time, so that byte offsets fit in 32 bits. Gradients are the
+reference's: the experts are frozen, so only rows and mixing weights have any.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.dispatch import refuse_device
+from pallas_kernels.grouped_matmul import by_parts, grouping, hopper, reference
+from pallas_kernels.grouped_matmul.activation import Activation
+from pallas_kernels.grouped_matmul.by_parts import Matrices
+from pallas_kernels.grouped_matmul.grouping import Grouping
+from pallas_kernels.grouped_matmul.page_lanes import matching_rows
+from pallas_kernels.layouts.nvfp4_pages import NVFP4Pages
+from pallas_kernels.scaled_matmul import Weight
+
+_HALVES = (jnp.bfloat16, jnp.float16)
+_LARGEST_OUTPUT = 2**30  # bytes of the sorted rows' outputs
+
+
+def refuse_mixture(x, matrices, experts, weights, activation) -> str | None:
+    """A sentence for what these kernels do not do."""
+    return _refuse(x, experts.size, matrices)
+
+
+def refuse_matmul(x, weights, group_sizes, *, out_dtype) -> str | None:
+    """A sentence for what these kernels do not do."""
+    if out_dtype not in (jnp.float32, *_HALVES):
+        return f"results are {jnp.dtype(out_dtype)}, neither float32 nor of 16 bits"
+    outputs = len(x) * weights.shape[1] * jnp.dtype(out_dtype).itemsize
+    if outputs > _LARGEST_OUTPUT:
+        return f"{outputs} bytes of results, more than {_LARGEST_OUTPUT}"
+    return _refuse(x, len(x), [weights])
+
+
+def _refuse(x, num_rows: int, matrices) -> str | None:
+    if reason := refuse_device():
+        return reason
+    if not all(isinstance(one, NVFP4Pages) for one in matrices):
+        return "weights are not NVFP4 pages"
+    if x.dtype not in _HALVES:
+        return f"rows are {x.dtype}, neither bfloat16 nor float16"
+    return None if num_rows else "there are no rows"
+
+
+def mixture(
+    x: Float[Array, "T D"],
+    matrices: Matrices,
+    experts: Int[Array, "T X"],
+    weights: Float[Array, "T X"],
+    activation: Activation,
+) -> Float[Array, "T D"]:
+    """See the package."""
+    X, D = experts.shape[1], x.shape[1]
+    together = max(1, _LARGEST_OUTPUT // (X * D * x.dtype.itemsize))
+    run = partial(_mixture, activation)
+    parts = [
+        run(x[i : i + together], matrices, experts[i : i + together], weights[i : i + together])
+        for i in range(0, len(x), together)
+    ]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _mixture(activation, x, matrices, experts, weights):
+    E = matrices.gate.shape[0]
+    rows = grouping.group_rows(experts.size, E)
+    return mixture_of(x, matrices, grouping.make(experts, E, rows), rows, weights, activation)
+
+
+def _forward(activation, x, matrices, experts, weights):
+    return _mixture(activation, x, matrices, experts, weights), (x, matrices, experts, weights)
+
+
+def _backward(activation, kept, gradient):
+    x, matrices, experts, weights = kept
+    _, pull = jax.vjp(
+        lambda x, weights: by_parts.mixture(x, matrices, experts, weights, activation), x, weights
+    )
+    of_x, of_weights = pull(gradient)
+    return of_x, None, None, of_weights
+
+
+_mixture.defvjp(_forward, _backward)
+
+
+def mixture_of(
+    x: Float[Array, "T D"],
+    matrices: Matrices,
+    groups: Grouping,
+    rows: int,
+    weights: Float[Array, "T X"],
+    activation: Activation,
+) -> Float[Array, "T D"]:
+    """The mixture with the grouping at hand."""
+    gate, up, down = matrices
+    assert isinstance(gate, NVFP4Pages) and isinstance(up, NVFP4Pages)
+    assert isinstance(down, NVFP4Pages)
+    sorted_x = matching_rows(x, groups.token)
+    hidden = hopper.activations(sorted_x, gate, up, groups, rows, activation)
+    y = hopper.outputs(hidden, down, groups, rows)
+    return combined(y, groups.place.reshape(weights.shape), weights)
+
+
+def combined(
+    y: Float[Array, "S D"], place: Int[Array, "T X"], weights: Float[Array, "T X"]
+) -> Float[Array, "T D"]:
+    """Each token's rows, weighted, added in the order of its choices; places that y does not have
+    add nothing.
+    """
+    total = jnp.zeros((len(place), y.shape[1]), jnp.float32)
+    for k in range(place.shape[1]):
+        here = (place[:, k] < len(y))[:, None]
+        rows = y[jnp.minimum(place[:, k], len(y) - 1)].astype(jnp.float32)
+        total += jnp.where(here, rows * weights[:, k, None].astype(jnp.float32), 0.0)
+    return total.astype(y.dtype)
+
+
+def grouped_matmul(
+    x: Float[Array, "M D"],
+    weights: Weight,
+    group_sizes: Int[Array, "E"],
+    *,
+    out_dtype: DTypeLike,
+) -> Float[Array, "M F"]:
+    """See the package."""
+    return _matmul(jnp.dtype(out_dtype), x, weights, group_sizes)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _matmul(out_dtype, x, weights, group_sizes):
+    M, E = len(x), len(group_sizes)
+    ends = jnp.cumsum(group_sizes)
+    expert = jnp.sum(ends[None] <= jnp.arange(M)[:, None], axis=1)
+    rows = grouping.group_rows(M, E)
+    groups = grouping.make(expert[:, None], E, rows)
+    y = hopper.outputs(matching_rows(x, groups.token), weights, groups, rows, out_dtype)
+    return y[jnp.minimum(groups.place, len(y) - 1)]
+
+
+def _forward_matmul(out_dtype, x, weights, group_sizes):
+    return _matmul(out_dtype, x, weights, group_sizes), (x, weights, group_sizes)
+
+
+def _backward_matmul(out_dtype, kept, gradient):
+    x, weights, group_sizes = kept
+    _, pull = jax.vjp(
+        lambda x: reference.grouped_matmul(x, weights, group_sizes, out_dtype=out_dtype), x
+    )
+    return *pull(gradient), None, None
+
+
+_matmul.defvjp(_forward_matmul, _backward_matmul)
