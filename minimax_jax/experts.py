@@ -8,20 +8,27 @@ moves no more bytes than sending each token to its experts would, and no load is
 
 from functools import partial
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from configs.model import ModelConfig
 from configs.parts import MLPConfig
-from minimax_jax.layers import normal, swiglu
+from minimax_jax.layers import normal
 from minimax_jax.lora import Adapter, LowRank, grouped_low_rank, part
-from pallas_kernels.grouped_matmul import grouped_matmul, permute_rows
+from pallas_kernels.grouped_matmul import (
+    Activation,
+    Matrices,
+    grouped_matmul,
+    mixture,
+    mixture_by,
+)
 from pallas_kernels.scaled_matmul import Weight
 from sharding.apply import local
 from sharding.axes import DATA, Axes
 from sharding.collectives import device_rank, gathered, ranks, scattered_total, total
 from sharding.rules import SERVE, Rules
+
+_NAMES = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
 class GroupedLinear(nnx.Module):
@@ -108,24 +115,26 @@ def _mixed(
     return y.reshape(shape)
 
 
-def _own_sum(matrices, adapters, x_TD, experts_TX, weights_TX, config: MLPConfig):
+def _own_sum(
+    matrices: dict[str, Weight],
+    adapters: dict[str, LowRank],
+    x_TD: Float[Array, "T D"],
+    experts_TX: Int[Array, "T X"],
+    weights_TX: Float[Array, "T X"],
+    config: MLPConfig,
+) -> Float[Array, "T D"]:
     """The sum over the experts 0 .. E - 1 that are here; other ids add nothing."""
-    (T, X), E = experts_TX.shape, matrices["w1"].shape[0]
-    is_here = (experts_TX >= 0) & (experts_TX < E)
-    flat = jnp.where(is_here, experts_TX, E).reshape(T * X)
-    order = jnp.argsort(flat, stable=True)  # (token, choice) pairs sorted by expert
-    back = jnp.argsort(order)
-    sizes = jnp.bincount(flat, length=E)
+    activation = Activation(alpha=config.alpha, limit=config.limit, beta=config.beta)
+    choice = experts_TX, weights_TX, activation
+    if not adapters:
+        gate, up, down = (matrices[name] for name in _NAMES.values())
+        return mixture(x_TD, Matrices(gate, up, down), *choice)
 
-    def linear(name: str, rows: Array) -> Array:
+    def linear(part: str, rows: Array, sizes: Array) -> Array:
+        name = _NAMES[part]
         y = grouped_matmul(rows, matrices[name], sizes)
         if name in adapters:
             y += grouped_low_rank(rows, adapters[name], sizes)
-        return y.astype(rows.dtype)
+        return y
 
-    rows = permute_rows(jnp.repeat(x_TD, X, axis=0), order, back)
-    y = linear("w2", swiglu(linear("w1", rows), linear("w3", rows), config))
-    y_TXD = permute_rows(y, back, order).reshape(T, X, -1).astype(jnp.float32)
-    y_TXD = jnp.where(is_here[..., None], y_TXD, 0.0)  # rows beyond the last expert are unspecified
-    y_TD = jnp.einsum("TXD,TX->TD", y_TXD, weights_TX, precision="highest")
-    return y_TD.astype(x_TD.dtype)
+    return mixture_by(linear, x_TD, matrices["w1"].shape[0], *choice)

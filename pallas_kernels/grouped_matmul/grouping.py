@@ -23,7 +23,7 @@ class Grouping:
     """Places 0 .. S - 1 of the pairs, and the groups; the arrays are int32."""
 
     place: Int[Array, "M"]  # of each pair; S if its expert is not here
-    token: Int[Array, "S"]  # at each place, some token at a place that is empty
+    token: Int[Array, "S"]  # at each place, -1 where it is empty
     num_groups: Int[Array, "1"]
     expert: Int[Array, "groups"]  # of each group,
     first: Int[Array, "groups"]  # its first place, in units of 8,
@@ -57,7 +57,7 @@ def make(experts: Int[Array, "T X"], num_experts: int, rows: int) -> Grouping:
     rank = _ranks_compared(flat) if M <= _COMPARED else _ranks_sorted(flat, counts)
     first_of_pair = jnp.take(first, jnp.minimum(flat, E - 1))
     place = jnp.where(flat < E, EIGHT * first_of_pair + rank, places)
-    token = jnp.zeros(places, jnp.int32)
+    token = jnp.full(places, -1, jnp.int32)
     token = token.at[place].set(jnp.arange(M, dtype=jnp.int32) // X, mode="drop")
     return Grouping(place, token, *_groups(counts, first, rows, M // rows + min(E, M)))
 

@@ -26,9 +26,9 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.grouped_matmul.activation import Activation
 from pallas_kernels.grouped_matmul.grouping import EIGHT, Grouping
+from pallas_kernels.grouped_matmul.matching_rows import SLAB
 from pallas_kernels.grouped_matmul.page_lanes import (
     DECODED,
-    SLAB,
     decoded,
     store_activations,
     store_outputs,

@@ -17,7 +17,7 @@ from pallas_kernels.grouped_matmul import by_parts, grouping, hopper, reference
 from pallas_kernels.grouped_matmul.activation import Activation
 from pallas_kernels.grouped_matmul.by_parts import Matrices
 from pallas_kernels.grouped_matmul.grouping import Grouping
-from pallas_kernels.grouped_matmul.page_lanes import matching_rows
+from pallas_kernels.grouped_matmul.matching_rows import WIDTHS, matching_rows
 from pallas_kernels.layouts.nvfp4_pages import NVFP4Pages
 from pallas_kernels.scaled_matmul import Weight
 
@@ -47,6 +47,8 @@ def _refuse(x, num_rows: int, matrices) -> str | None:
         return "weights are not NVFP4 pages"
     if x.dtype not in _HALVES:
         return f"rows are {x.dtype}, neither bfloat16 nor float16"
+    if x.shape[-1] % WIDTHS:
+        return f"{x.shape[-1]} columns, not a multiple of {WIDTHS}"
     return None if num_rows else "there are no rows"
 
 

@@ -9,33 +9,21 @@ x are permuted to match: of 128 columns, 32 t + 2 j + e lies at 8 j + 2 t + e (`
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float, Int
 
 from pallas_kernels import lanes, nvfp4_lanes
 from pallas_kernels.grouped_matmul.activation import Activation
+from pallas_kernels.grouped_matmul.matching_rows import SLAB
 from pallas_kernels.lanes import REF, SCALAR, Real, Word
-from pallas_kernels.layouts.nvfp4_pages import CODE_BYTES, COLUMNS, LINE, LINES, PLACES
+from pallas_kernels.layouts.nvfp4_pages import CODE_BYTES, LINE, LINES, PLACES
 
 PAGE_BYTES = LINES * LINE
-SLAB = 64  # columns of one operand: half of a page's
 DECODED = nvfp4_lanes.DECODED  # a true value divided by a decoded one, in both dtypes
 
 _WGMMA = plgpu.Layout.WGMMA
 _LOWEST = {jnp.dtype(jnp.bfloat16): 6, jnp.dtype(jnp.float16): 9}  # bit of a code's rest
 _LOG2E = 1.4426950408889634
-
-
-def matching_rows(x: Float[Array, "T D"], token: Int[Array, "S"]) -> Float[Array, "slabs S 64"]:
-    """x[token], its columns permuted in each 128 and cut into slabs of 64."""
-    T, D = x.shape
-    pairs = jax.lax.bitcast_convert_type(x.reshape(T, D // 2, 2), jnp.uint32)[token]
-    pairs = pairs.reshape(len(token), D // COLUMNS, 4, 2, 8)  # S chunk t slab j
-    pairs = pairs.transpose(1, 3, 0, 4, 2)  # chunk slab S j t
-    slabs = jax.lax.bitcast_convert_type(pairs, x.dtype)
-    return slabs.reshape(D // SLAB, len(token), SLAB)
 
 
 def decoded(page: int, first: Any, second: Any, dtype: Any) -> Any:

@@ -1,0 +1,100 @@
+"""Rows of x sorted by expert and laid out as the other operand of decoded pages: of 128 columns,
+32 t + 2 j + e lies at 8 j + 2 t + e (`page_lanes`), in slabs of 64.
+
+Grid: programs of one warpgroup, each takes every G-th place. A lane reads 16 bytes of a row; four
+lanes, which have the same pairs j of the four t, swap words so that each stores 16 bytes.
+
+Memory: each row of x once a choice (from the L2 after the first), the same written. Places that are
+empty are not written.
+"""
+
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import lanes
+from pallas_kernels.lanes import REF, SCALAR, Word
+
+SLAB = 64  # columns of one operand: half of a page's
+WIDTHS = 256  # x has a multiple of these columns, or the lanes of a warp would part
+_MOST_PROGRAMS = 132 * 12  # of an H200, all resident
+_THREADS = 128
+_PIECE = 8  # elements that a lane moves at once
+_FLIGHT = 8  # pieces that it loads before it stores the first
+
+
+def matching_rows(x: Float[Array, "T D"], token: Int[Array, "S"]) -> Float[Array, "slabs S 64"]:
+    """x[token] with its columns permuted, [D / 64, S, 64]; places of token -1 are undefined."""
+    assert x.dtype.itemsize == 2 and x.shape[1] % WIDTHS == 0
+    (S,), D = token.shape, x.shape[1]
+    programs = min(S, _MOST_PROGRAMS)
+    kernel = plgpu.kernel(
+        _program,
+        out_type=jax.ShapeDtypeStruct((D // SLAB, S, SLAB), x.dtype),
+        grid=(programs,),
+        grid_names=("program",),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+    )
+    return kernel(x, token)
+
+
+def _program(x: Any, token: Any, out: Any) -> None:
+    pieces, places = x.shape[1] // _PIECE, token.shape[0]
+    programs = min(places, _MOST_PROGRAMS)
+
+    @lanes.code(REF, REF, REF, SCALAR)
+    def move(_, x, token, out, program):
+        def move_row(place):
+            (row,) = lanes.load_words(lanes.address(token), place << 2, 1)
+            lanes.when(
+                lanes.word(-1).below(row),
+                lambda: _move_row(
+                    lanes.address(x, row * (16 * pieces)), lanes.address(out), place, pieces, places
+                ),
+            )
+            return []
+
+        lanes.repeat(lanes.scalar(program), places, programs, move_row)
+
+    move(x, token, out, lax.axis_index("program"))
+
+
+def _move_row(source: Any, to: Any, place: Word, pieces: int, places: int) -> None:
+    thread, t = lanes.thread(), (lanes.lane() >> 2) & 3
+    for first in range(0, pieces, _THREADS * _FLIGHT):
+        some = []
+        for start in range(first, min(pieces, first + _THREADS * _FLIGHT), _THREADS):
+            piece = thread + start
+            inside = lanes.select(piece.below(pieces), piece, lanes.word(pieces - 1))
+            some.append((piece, lanes.load_words(source, inside << 4, 4)))
+        for piece, words in some:
+            words = _across(words, t)
+            # This lane has pair j = 4 (piece % 4) + t of every t: 16 bytes of half a chunk.
+            half = (piece >> 1) & 1
+            slab = ((piece >> 4) << 1) + half
+            at = ((slab * places + place) << 7) + ((piece & 1) << 6) + (t << 4)
+
+            def store(at=at, words=words):
+                lanes.store_words(to, at, words)
+
+            lanes.when(piece.below(pieces), store)
+
+
+def _across(words: list[Word], t: Word) -> list[Word]:
+    """Word i of the lane t becomes word t of the lane i, of four lanes 4 apart."""
+    for bit in (1, 2):
+        is_upper = (t & bit).equals(bit)
+        for low in (0, 1, 2, 3):
+            if low & bit:
+                continue
+            high = low | bit
+            sent = lanes.select(is_upper, words[low], words[high])
+            got = lanes.bits_of_real(lanes.shuffle_xor(lanes.real_of_bits(sent), 4 * bit))
+            words[low], words[high] = (
+                lanes.select(is_upper, got, words[low]),
+                lanes.select(is_upper, words[high], got),
+            )
+    return words

@@ -1,0 +1,68 @@
+"""The code that the lanes of the experts' kernels run, in numpy (`lane_emulator`)."""
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pallas_kernels import nvfp4_lanes
+from pallas_kernels.grouped_matmul import matching_rows, page_lanes
+from pallas_kernels.grouped_matmul.activation import Activation, swiglu
+from pallas_kernels.layouts import nvfp4_pages
+from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
+from tests.numerics import assert_close
+from tests.ops.emulated_lanes import Ref, pair_of
+from tests.ops.lane_emulator import Sums, launch
+
+HALVES = (ml_dtypes.bfloat16, np.float16)
+_THREAD = np.arange(128)
+_W, _G, _T = _THREAD // 32, _THREAD % 32 // 4, _THREAD % 4
+
+
+def _place(column):
+    """Where a column of 128 lies: slab and element."""
+    t, j, e = column // 32, column % 32 // 2, column % 2
+    return j // 8, 8 * (j % 8) + 2 * t + e
+
+
+@pytest.mark.parametrize("width", [256, 1280])
+def test_rows_are_sorted_and_their_columns_permuted(monkeypatch, width):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((5, width)).astype(ml_dtypes.bfloat16)
+    token = np.array([3, -1, 0, 4, 4, 2, -1, 1], np.int32)
+    out = np.full((width // 64, 8, 64), 7, ml_dtypes.bfloat16)
+    monkeypatch.setattr(matching_rows, "_MOST_PROGRAMS", 3)
+    refs = [Ref(one) for one in (x, token, out)]
+    launch(monkeypatch, (matching_rows,), 3, matching_rows._program, *refs)
+    expected = np.full_like(out, 7)
+    for place, row in enumerate(token):
+        for column in range(width if row >= 0 else 0):
+            slab, element = _place(column % 128)
+            expected[column // 128 * 2 + slab, place, element] = x[row, column]
+    assert np.array_equal(out.view(np.uint16), expected.view(np.uint16))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_decoded_pages_are_the_weights(monkeypatch, dtype):
+    rng = np.random.default_rng(1)
+    scales = rng.permutation(64 * 8 * 127)[: 64 * 8].reshape(64, 8) % 127  # subnormal ones too
+    tensor = NVFP4Tensor(
+        jnp.asarray(rng.integers(0, 256, (64, 64), dtype=np.uint8)),
+        jnp.asarray(scales.astype(np.uint8).view(ml_dtypes.float8_e4m3fn)),
+        jnp.float32(1),
+    )
+    first, second = np.asarray(nvfp4_pages.to_pages(tensor).pages)[:, 0]
+    found = []
+
+    def kernel(first, second):
+        found.extend(page_lanes.decoded(0, first, second, dtype))
+
+    launch(monkeypatch, (page_lanes, nvfp4_lanes), 1, kernel, Ref(first), Ref(second))
+    values = np.asarray(tensor.dequantize(jnp.float32))
+    for slab, operand in enumerate(found):
+        for tile, halves in enumerate(operand):
+            for half, word in enumerate(halves):
+                pairs = pair_of(word, dtype).astype(np.float32) * page_lanes.DECODED
+                for e in (0, 1):
+                    columns = 32 * _T + 2 * (8 * slab + tile) + e
+                    assert np.array_equal(pairs[:, e], values[32 * half + 8 * _W + _G, columns])
