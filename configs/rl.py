@@ -73,6 +73,9 @@ class GRPOConfig:
     remat: bool = described(False, "recompute each layer in the backward pass")
     seed: int = described(0, "of adapter, questions and samples")
 
+    optimizer_offload: Literal["none", "host", "disk"] = described(
+        "none", "where the optimiser's moments are between updates"
+    )
     check_tolerance: float = described(
         0.03, "mean |difference| of log-probabilities that the checks before training allow"
     )
@@ -84,6 +87,8 @@ class GRPOConfig:
     dump_every: int = described(10, "steps between samples written out; 0: never")
     save_every: int = described(25, "steps between checkpoints")
     keep: int = described(2, "checkpoints kept")
+    tensorboard: bool = described(False, "event files too, in the run's folder")
+    wandb: str | None = described(None, "a project of Weights & Biases to log to as well")
     max_seconds: float | None = described(None, "saves and ends after this time, to be resumed")
 
     def __post_init__(self) -> None:

@@ -24,12 +24,14 @@ from rl.grpo_run import GRPORun
 from rl.grpo_step import accumulate, apply
 from rl.learnable import learnable
 from rl.live import LiveTable
+from rl.offload import Moments, peak_memory
 from rl.optimizer import Metrics, Parameters, TrainState
 from rl.policy import Policy, initial_parameters, published
 from rl.run_checkpoints import RunCheckpoints
 from rl.run_log import Panel
 from rl.self_checks import checks_table, self_checks
 from rl.session import Session, open_checkpoints
+from rl.sinks import Sink, numbers_of, open_sinks
 
 KL, REWARD = "rollout_corr/k3_kl", "critic/rewards/mean"
 
@@ -78,6 +80,9 @@ class GRPOTrainer(Session):
         self.program, self.console, self.asker = run.program, console, asker
         self.position = self.noted.get("position", 0)  # in the questions
         self.reporter = LiveTable(console, run.config.steps, self.step)
+        self.moments = Moments(run.config.optimizer_offload, run.out)
+        self.state = self.moments.away(self.state)
+        self.sinks: list[Sink] = []
 
     def train(self) -> None:
         """The checks and, before step 1, an evaluation; then the session."""
@@ -87,9 +92,18 @@ class GRPOTrainer(Session):
         if failed:
             worst = failed[0]
             raise ValueError(f"{worst.name}: {worst.found}, but wanted is {worst.wanted}")
-        if not self.step:
-            self.evaluate()
-        super().train()
+        with open_sinks(self.run.config, self.run.out) as self.sinks:
+            if not self.step:
+                self.evaluate()
+            super().train()
+        memory = ", ".join(f"{name} {value:.2f}" for name, value in peak_memory().items())
+        self.reporter.say(f"peak memory: {memory}")
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Adds a record to the log, and to what else the config names."""
+        super().note(record)
+        for sink in self.sinks:
+            sink.write(record["step"], numbers_of(record))
 
     def updates(self) -> Iterator[Metrics]:
         """One update on each batch."""
@@ -110,6 +124,7 @@ class GRPOTrainer(Session):
             sampled = metrics["response_length/mean"] * metrics["critic/answers"]
             metrics["perf/rollout_tokens_per_s"] = sampled / seconds["gen"]
             metrics["perf/train_tokens_per_s"] = tokens / seconds["update_actor"]
+            metrics |= peak_memory()
             yield {name: jnp.asarray(value) for name, value in metrics.items()}
 
     def _update(self, examples: list) -> tuple[dict[str, float], float]:
@@ -124,7 +139,8 @@ class GRPOTrainer(Session):
                 pack = jax.tree.map(jnp.asarray, pack)
                 gradient, sums = accumulate(gradient, base, parameters, pack, self.program)
                 parts.append(sums)
-            self.state, norm = apply(self.state, gradient, self.program)
+            state, norm = apply(self.moments.back(self.state), gradient, self.program)
+            self.state = self.moments.away(state)
         if not np.isfinite(norm):
             raise ValueError(f"the gradient of step {self.step} has the norm {norm}")
         return combined(jax.device_get(parts)), float(norm)

@@ -18,6 +18,7 @@ from rl.questions import Question, Questions, measured_questions, training_quest
 from rl.rewards import REWARDS, RewardFn
 from rl.rollouts import RolloutFn
 from rl.sft_step import DTYPES
+from rl.sinks import check_sinks
 
 # Fields up to `seed` may not change when a run is resumed, except these.
 FREE = ("steps", "learning_rate", "warmup_steps", "decay_fraction", "reward_workers", "wave")
@@ -107,6 +108,7 @@ def start_run(
 
     Raises ValueError before anything is loaded where it can be told then.
     """
+    check_sinks(config)
     if reward is None and config.reward == "math":
         check_math_verify()
     if loaded is None:

@@ -30,21 +30,21 @@ FILES_AND_TEXT = {"safetensors", "tokenizers", "jinja2", "huggingface_hub", "pyd
 GRPC = {"grpc", "grpc_health", "grpc_reflection", "google", "smg_grpc_proto"}
 WEB = {"httpx2", "prometheus_client"}
 SERVING_ALONE = {"flax", "llguidance", "matplotlib", "prometheus_client"}
+TRAINING_ALONE = {"flax", "optax", "orbax", "matplotlib", "pebble"}
+TRAINING_EXTRAS = {"math_verify", "pyarrow", "tensorboard", "wandb"}
 THIRD_PARTY = {
     "configs": set(),
     "pallas_kernels": ARRAYS | {"jaxlib", "jax_triton", "triton"},
     "sharding": ARRAYS,
     "minimax_jax": ARRAYS | FILES_AND_TEXT | {"flax", "matplotlib"},
     "serving": ARRAYS | FILES_AND_TEXT | GRPC | WEB | SERVING_ALONE,
-    "rl": ARRAYS
-    | FILES_AND_TEXT
-    | {"flax", "optax", "orbax", "matplotlib", "pebble", "math_verify", "pyarrow"},
+    "rl": ARRAYS | FILES_AND_TEXT | TRAINING_ALONE | TRAINING_EXTRAS,
 }
 # The host decides without jax: these import the standard library, configs and one another.
 HOST_ONLY = "serving/scheduling/"
 # jax_triton cannot be imported without a GPU build of JAX, hence where it is used; matplotlib takes
 # 0.4 s of every command's start, which one flag of one command needs; the others are in an extra.
-LATE_IMPORTS = {"jax_triton", "matplotlib", "math_verify", "pyarrow"}
+LATE_IMPORTS = {"jax_triton", "matplotlib"} | TRAINING_EXTRAS
 
 MAX_FILE_LINES = {"pallas_kernels": 400, "tests": 400}  # all others:
 MAX_FILE_LINES_ELSEWHERE = 260
