@@ -1,4 +1,4 @@
-"""The command `minimax-jax`: generate, chat, inspect, convert, capacity."""
+"""The command `minimax-jax`: generate, chat, inspect, convert, capacity, plan, bench."""
 
 import argparse
 import sys
@@ -11,6 +11,7 @@ from rich.console import Console
 from configs.parts import CACHE_FORMATS
 from configs.speculative import SpeculativeConfig
 from minimax_jax.answers import print_answers
+from minimax_jax.bench.command import add_bench
 from minimax_jax.capacity.command import add_capacity
 from minimax_jax.chat import TurnMemory, read_messages, read_tools
 from minimax_jax.chat.thinking import EFFORTS, MODES, NO_EFFORT
@@ -20,6 +21,7 @@ from minimax_jax.convert import convert
 from minimax_jax.generate import Options, PromptLike, generate
 from minimax_jax.inspect import inspect_checkpoint, print_inspection
 from minimax_jax.loaded import LoadedModel, find, load
+from minimax_jax.plan.command import add_plan
 from minimax_jax.python_tools import PythonTools
 from minimax_jax.sampling_flags import add_sampling_flags, sampling_options
 from minimax_jax.terminal_chat import TerminalChat
@@ -46,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_inspect(commands.add_parser("inspect", help="what a checkpoint holds, without loading it"))
     _add_convert(commands.add_parser("convert", help="write a checkpoint in another format"))
     add_capacity(commands.add_parser("capacity", allow_abbrev=False, help="what fits on some GPUs"))
+    add_plan(commands.add_parser("plan", allow_abbrev=False, help="what a layout sends and holds"))
+    add_bench(commands.add_parser("bench", allow_abbrev=False, help="how fast a model's steps run"))
     return parser
 
 

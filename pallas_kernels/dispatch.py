@@ -57,10 +57,15 @@ def explain(table: Sequence[Implementation], *args: Any, **options: Any) -> str:
     return "\n".join(f"{name}: {reason or 'runs'}" for name, reason in answers)
 
 
+def refuse_platform() -> str | None:
+    """A sentence if JAX does not run on a GPU by default."""
+    return None if _on_gpu() else f"needs a GPU, and JAX runs on {jax.default_backend()}"
+
+
 def refuse_device() -> str | None:
     """A sentence if the kernels for Hopper cannot run where JAX runs by default."""
-    if not _on_gpu():
-        return f"needs a GPU, and JAX runs on {jax.default_backend()}"
+    if reason := refuse_platform():
+        return reason
     capability = getattr(jax.devices()[0], "compute_capability", "unknown")
     if capability != HOPPER:
         return f"needs compute capability {HOPPER}, and the device has {capability}"

@@ -8,11 +8,11 @@ that is x's type, so that no float32 result travels through memory.
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from pallas_kernels.dispatch import refuse_platform
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
 from pallas_kernels.scaled_matmul.reference import expand
@@ -20,9 +20,7 @@ from pallas_kernels.scaled_matmul.reference import expand
 
 def refuse(x: Array, weights: Sequence[Any], *, out_dtype: Any, one_device: bool) -> str | None:
     """On other devices this would be the reference."""
-    if jax.default_backend() != "gpu":
-        return f"needs a GPU, and JAX runs on {jax.default_backend()}"
-    return None
+    return refuse_platform()
 
 
 def scaled_matmuls(
