@@ -26,7 +26,15 @@ from minimax_jax.sampling import SamplingParams
 from minimax_jax.speculative.stats import SpeculationStats
 from rl.calibrate import add_calibrate
 from rl.curves import plot_runs
-from rl.evaluate import FAMILY_SETS, Score, held_out, sampled_answers, score_answers, total
+from rl.evaluate import (
+    FAMILY_SETS,
+    Score,
+    held_out,
+    sampled_answers,
+    score_answers,
+    speculation_by_prompt,
+    total,
+)
 from rl.grpo import train_grpo
 from rl.grpo_run import start_run as start_grpo
 from rl.sft import train
@@ -177,16 +185,24 @@ def _eval(options: argparse.Namespace, console: Console) -> None:
     answers = sampled_answers(loaded, asked, **how)
     scores = score_answers(asked, answers)
     rows = {**scores, "all": total(scores.values())}
-    stats = SpeculationStats.total(one.speculation for one in answers if one.speculation)
+    by_prompt = speculation_by_prompt(answers)
+    stats = SpeculationStats.total(by_prompt.values())
     if options.json:
         record: dict[str, object] = {name: _as_json(score) for name, score in rows.items()}
-        print(json.dumps(record | ({"speculation": stats.to_dict()} if stats.steps else {})))
+        if by_prompt:
+            record["speculation"] = stats.to_dict()
+            lengths = {low: one.to_dict() for low, one in by_prompt.items()}
+            record["speculation_by_prompt_tokens"] = lengths
+        print(json.dumps(record))
         return
     console.print(
         _table(rows, f"{options.model}: exact match at temperature {options.temperature:g}")
     )
-    if stats.steps:
+    if by_prompt:
         console.print(f"speculation: {stats}", highlight=False)
+    if len(by_prompt) > 1:
+        for low, one in by_prompt.items():
+            console.print(f"  prompts of {low} tokens: {one}", highlight=False)
 
 
 def _tokenizer(options: argparse.Namespace, console: Console) -> None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from minimax_jax.completion import Completion
 from minimax_jax.generate import generate
 from minimax_jax.loaded import LoadedModel
+from minimax_jax.speculative.stats import SpeculationStats
 from rl.data import FAMILIES, HELD_OUT, SHORT, Problem, exact_match, problems, prompt_messages
 
 FAMILY_SETS = {"short": SHORT, **{family: (family,) for family in FAMILIES}}
 ANSWER_TOKENS = 64  # thought and answer of every family fit 48
+PROMPT_BOUNDS = (128, 256, 512, 1024, 2048)  # where the counts of speculation are told apart
 Z_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution
 
 
@@ -78,3 +80,14 @@ def total(scores: Iterable[Score]) -> Score:
     """The score over several families' problems together."""
     scores = list(scores)
     return Score(hits=sum(s.hits for s in scores), total=sum(s.total for s in scores))
+
+
+def speculation_by_prompt(answers: Sequence[Completion]) -> dict[str, SpeculationStats]:
+    """What speculation came to by tokens of the prompt; nothing for lengths that do not occur."""
+    found: dict[str, SpeculationStats] = {}
+    for low, high in zip((0, *PROMPT_BOUNDS), (*PROMPT_BOUNDS, math.inf), strict=True):
+        those = [one for one in answers if low <= one.prompt_tokens < high]
+        stats = SpeculationStats.total(one.speculation for one in those if one.speculation)
+        if stats.steps:
+            found[f"{low}+"] = stats
+    return found

@@ -52,3 +52,4 @@ def test_the_command_says_what_speculation_came_to(capsys):
     assert record["all"]["n"] == 4
     assert record["speculation"]["acceptance_length"] > 3
     assert len(record["speculation"]["per_position"]) == 7
+    assert record["speculation_by_prompt_tokens"] == {"0+": record["speculation"]}
