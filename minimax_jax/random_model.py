@@ -14,10 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Key
 
 from configs.model import ModelConfig
+from minimax_jax.checkpoint import parameters_of
 from minimax_jax.model import Model
 from minimax_jax.quantize import (
     form_of,
@@ -30,6 +32,9 @@ from pallas_kernels.layouts import mxfp8, nvfp4
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
 from pallas_kernels.layouts.nvfp4_pages import to_pages
+from sharding.apply import named_sharding
+from sharding.axes import Axes
+from sharding.rules import SERVE, Rules
 
 # Root mean squares of random bits, masked as below: E4M3 with exponents 4 to 7, E2M1 times a scale
 # of 1 to 15/8.
@@ -38,22 +43,41 @@ _as_pages = jax.jit(to_pages)
 
 
 def random_model(
-    config: ModelConfig, dtype: DTypeLike, format: str = "m3.1", *, seed: int = 0
+    config: ModelConfig,
+    dtype: DTypeLike,
+    format: str = "m3.1",
+    *,
+    seed: int = 0,
+    mesh: Mesh | None = None,
+    rules: Rules = SERVE,
 ) -> Model:
     """A model in a format of `quantize`, plain weights of `dtype`, the router float32. The same
-    seed gives the same values, whatever the number of layers.
+    seed gives the same values, whatever the number of layers and the mesh.
+
+    A weight is made on one device and then lies on the `mesh` by the `rules`, so that no device
+    ever holds more than its shards and one whole weight.
     """
     shapes = jax.eval_shape(lambda: quantize_model(Model(config, nnx.Rngs(0), dtype), format))
+    axes = {path: one.axes for path, one in parameters_of(shapes).items()}
     root = jax.random.key(seed, impl="unsafe_rbg")
 
     def make(keys: tuple[Any, ...], leaf: Any) -> Any:
-        path = path_of_leaf(keys)
-        key = jax.random.fold_in(root, zlib.crc32(path.encode()))
-        kept = jnp.float32 if is_router(path) else jnp.dtype(dtype)
-        weight = _random(path, leaf, key, kept)
-        return _as_pages(weight) if has_kernel_order(path, weight) else weight
+        weight = _weight(keys, leaf, root=root, plain=jnp.dtype(dtype))
+        return weight if mesh is None else placed(weight, axes[path_of_leaf(keys)], mesh, rules)
 
-    return jax.tree_util.tree_map_with_path(make, shapes, is_leaf=is_quantised)
+    model = jax.tree_util.tree_map_with_path(make, shapes, is_leaf=is_quantised)
+    model.rules = rules
+    return model
+
+
+def placed(weight: Any, axes: Axes, mesh: Mesh, rules: Rules) -> Any:
+    """A weight's arrays by shards. ValueError where the mesh would cut one unevenly."""
+    whole = (*axes, None, None)  # of pages, a page's own lines and bytes
+
+    def moved(part: Array) -> Array:
+        return jax.device_put(part, named_sharding(mesh, whole[: part.ndim], rules, part.shape))
+
+    return jax.block_until_ready(jax.tree.map(moved, weight))
 
 
 def is_quantised(node: Any) -> bool:
@@ -61,7 +85,14 @@ def is_quantised(node: Any) -> bool:
     return form_of(node) != "plain"
 
 
-def _random(path: str, leaf: Any, key: Key[Array, ""], dtype: Any) -> Any:
+def _weight(keys: tuple[Any, ...], leaf: Any, *, root: Key[Array, ""], plain: Any) -> Any:
+    path = path_of_leaf(keys)
+    key = jax.random.fold_in(root, zlib.crc32(path.encode()))
+    weight = _random(leaf, key, jnp.dtype(jnp.float32) if is_router(path) else plain)
+    return _as_pages(weight) if has_kernel_order(path, weight) else weight
+
+
+def _random(leaf: Any, key: Key[Array, ""], dtype: Any) -> Any:
     if isinstance(leaf, MXFP8Tensor):
         return _mxfp8(key, leaf.shape)
     if isinstance(leaf, NVFP4Tensor):
