@@ -65,14 +65,17 @@ class DecoderLayer(nnx.Module):
         rules, of_mlp = context.rules, part(adapter, "mlp")
         lies = ("batch", token_axis(x.shape[1], rules), "embed")
         normed = self.input_norm(x)
-        attended, pool = self.attention(normed, pool, line, context, part(adapter, "attention"))
+        with jax.named_scope("attention"):
+            of_attention = part(adapter, "attention")
+            attended, pool = self.attention(normed, pool, line, context, of_attention)
         x = constrain(x + attended, *lies, rules=rules)
         normed, choice = self.post_attention_norm(x), None
-        if isinstance(self.mlp, MoE):
-            y, choice = self.mlp.with_choice(normed, of_mlp, replay, rules)
-        else:
-            normed, into = gathered_tokens(normed, rules), ("batch", None, "embed")
-            y = summed([partial_sums(self.mlp, normed, of_mlp, into=into, rules=rules)], rules)
+        with jax.named_scope("mlp"):
+            if isinstance(self.mlp, MoE):
+                y, choice = self.mlp.with_choice(normed, of_mlp, replay, rules)
+            else:
+                normed, into = gathered_tokens(normed, rules), ("batch", None, "embed")
+                y = summed([partial_sums(self.mlp, normed, of_mlp, into=into, rules=rules)], rules)
         return constrain(x + y, *lies, rules=rules), pool, choice
 
 

@@ -51,6 +51,7 @@ def sent(x: Float[Array, "B T D"], axes: Axes, to: Axes, rules: Rules) -> Float[
     return mxfp8.decode(codes, exponents).astype(x.dtype)
 
 
+@jax.named_scope("gathered_tokens")
 def gathered_tokens(x: Float[Array, "*rows D"], rules: Rules) -> Float[Array, "*rows D"]:
     """All tokens on every rank, of a stream [B, T, D] of which each may have its own share."""
     if x.ndim < 3:
@@ -74,6 +75,7 @@ def columns(
     return _on_shards(_linears, list(of), x, ("batch", None, "embed"), out, rules)
 
 
+@jax.named_scope("of_heads")
 def of_heads(
     linear: Linear, heads: Float[Array, "B T NH"], adapter: LowRank | None, rules: Rules
 ) -> Float[Array, "B T D"]:
@@ -96,6 +98,7 @@ def partial_sums(
     return _on_shards(_partial, [(module, adapter)], x, into, out, rules)
 
 
+@jax.named_scope("summed")
 def summed(parts: Sequence[Float[Array, "ranks *rows D"]], rules: Rules) -> Float[Array, "*rows D"]:
     """The sum of partial sums; of its own tokens alone on each rank where tokens are split."""
     shape = parts[0].shape
