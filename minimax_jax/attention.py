@@ -19,10 +19,10 @@ from configs.model import ModelConfig
 from configs.parts import IndexerConfig
 from minimax_jax.cache import POOL_AXES, layer_pages, own_heads
 from minimax_jax.context import Context
+from minimax_jax.context_blocks import chosen_blocks
 from minimax_jax.layers import GemmaNorm, Linear
 from minimax_jax.lora import Adapter, part
 from minimax_jax.shards import columns, gathered_tokens, of_heads
-from pallas_kernels.block_select import block_select
 from pallas_kernels.kv_insert import KeyTransform, Rows, kv_insert, norm_rope
 from pallas_kernels.layouts.pages import Blocks, Source
 from pallas_kernels.layouts.pool import through_cache
@@ -172,7 +172,7 @@ class Indexer(nnx.Module):
         """The blocks that each query attends to."""
         q, norm = self.queries(x, adapter), self.q_norm
         q = _queries(q, norm.weight.get_value(), norm.eps, context, context.layout.formats.index)
-        return _chosen(q, index_k, context, self.config)
+        return chosen_blocks(q, index_k, context.batch, self.config)
 
 
 def _through_pages(
@@ -236,7 +236,7 @@ def _attended(
     if choice is None or keys.index_k is None:
         return dense_attention(q, keys.k, keys.v, *places, scale=scale)[0]
     index_q = _queries(raw.index_q, norms.index_q, norms.eps, context, formats.index)
-    ids = _chosen(index_q, keys.index_k, context, choice)
+    ids = chosen_blocks(index_q, keys.index_k, batch, choice, context.rules.index_ranks)
     return sparse_attention(q, keys.k, keys.v, ids, *places, scale=scale)[0]
 
 
@@ -244,17 +244,3 @@ def _queries(raw, weight, eps: float, context: Context, fmt: str) -> Float[Array
     """Queries as keys of this format are met: normed, rotated, rounded if the keys are."""
     q = norm_rope(raw, weight, context.cos, context.sin, eps)
     return through_cache(q, "fp8") if context.layout.formats.rounds_queries(fmt) else q
-
-
-def _chosen(
-    index_q: Float[Array, "B T K I"], index_k: Source, context: Context, choice: IndexerConfig
-) -> Int[Array, "B T K C"]:
-    return block_select(
-        index_q,
-        index_k,
-        context.batch.block_table,
-        context.batch.positions,
-        top_k=choice.top_k,
-        init_blocks=choice.init_blocks,
-        local_blocks=choice.local_blocks,
-    )

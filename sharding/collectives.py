@@ -33,9 +33,13 @@ def total(x: Float[Array, "..."], axes: Sequence[str] = (DATA, MODEL)) -> Float[
     return lax.psum(x, axes) if axes else x
 
 
-def gathered(x: Array, axis: str) -> Array:
-    """The x of all devices of a mesh axis, one after another along the first dimension."""
-    return lax.all_gather(x, axis, tiled=True) if ranks(axis) > 1 else x
+def gathered(x: Array, axis: str, group: int | None = None) -> Array:
+    """The x of all devices of a mesh axis, or of each `group` neighbours among them, one after
+    another along the first dimension.
+    """
+    if ranks(axis) == 1:
+        return x
+    return lax.all_gather(x, axis, tiled=True, axis_index_groups=_groups(axis, group))
 
 
 def scattered_total(x: Float[Array, "..."], axis: str, dimension: int = 0) -> Float[Array, "..."]:
@@ -45,12 +49,21 @@ def scattered_total(x: Float[Array, "..."], axis: str, dimension: int = 0) -> Fl
     return lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)
 
 
-def exchanged(x: Array, axis: str, dimension: int = 0) -> Array:
-    """Every device's part of x for this one, stacked in a new first dimension by rank: the parts
-    for the ranks follow one another along `dimension`.
+def exchanged(x: Array, axis: str, dimension: int = 0, group: int | None = None) -> Array:
+    """Every device's part of x for this one, of all or of `group` neighbours, stacked in a new
+    first dimension by rank: the parts for the ranks follow one another along `dimension`.
     """
-    if ranks(axis) == 1:
+    count = ranks(axis) if group is None else min(group, ranks(axis))
+    if count == 1:
         return x[None]
     shape = list(x.shape)
-    shape[dimension : dimension + 1] = [ranks(axis), shape[dimension] // ranks(axis)]
-    return lax.all_to_all(x.reshape(shape), axis, split_axis=dimension, concat_axis=0)
+    shape[dimension : dimension + 1] = [count, shape[dimension] // count]
+    groups = _groups(axis, group)
+    return lax.all_to_all(x.reshape(shape), axis, dimension, 0, axis_index_groups=groups)
+
+
+def _groups(axis: str, group: int | None) -> list[list[int]] | None:
+    """The ranks of an axis in groups of neighbours; None: they are one."""
+    if group is None or group == ranks(axis):
+        return None
+    return [list(range(first, first + group)) for first in range(0, ranks(axis), group)]

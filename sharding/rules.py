@@ -26,7 +26,8 @@ REPLICATED_IF_UNEVEN = frozenset(
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """A field per logical axis of `sharding.axes`: the mesh axis, or axes, it is split over; and
-    how activations travel where they change from one to another.
+    how activations travel where they change from one to another, and how many neighbouring ranks
+    split the scoring of a context.
     """
 
     batch: MeshAxes = DATA
@@ -45,6 +46,7 @@ class Rules:
     ranks: MeshAxes = (DATA, MODEL)
     partials: MeshAxes = MODEL
     transport: Transport = "exact"
+    index_ranks: int = 1
 
 
 SERVE = Rules()
@@ -60,7 +62,7 @@ def with_parallel(rules: Rules, parallel: ParallelConfig) -> Rules:
         rules = replace(rules, experts=(DATA, MODEL), expert_mlp=None)
     if parallel.sp:
         rules = replace(rules, tokens=MODEL, attended=None, transport=parallel.transport)
-    return rules
+    return replace(rules, index_ranks=parallel.dcp)
 
 
 def mesh_axes(axes: Axes, rules: Rules) -> tuple[MeshAxes, ...]:
