@@ -14,12 +14,14 @@ demo: $(INSTALLED)
 	  --chat "There are 6 boxes with 12 pens in each box. How many pens are there?" \
 	  --chat "$$(cat notebooks/ledger.txt)"
 
-# GRPO on the bundled model's arithmetic, and its curves; another seed: make rl-demo SEED=1.
+# GRPO on the bundled model's arithmetic, and its curves; another seed: make rl-demo SEED=1, and
+# other settings: make rl-demo RUN=build/short WITH="steps=20 temperature=0.8".
 SEED ?= 0
+RUN ?= build/rl-demo-$(SEED)
 
 rl-demo: $(INSTALLED)
-	.venv/bin/minimax-train grpo --config tiny_arith --out build/rl-demo-$(SEED) seed=$(SEED)
-	.venv/bin/minimax-train plot build/rl-demo-$(SEED)
+	.venv/bin/minimax-train grpo --config tiny_arith --out $(RUN) seed=$(SEED) $(WITH)
+	.venv/bin/minimax-train plot $(RUN)
 
 test: $(INSTALLED)
 	.venv/bin/ruff format --check

@@ -27,7 +27,9 @@ class GRPOConfig:
         "per_expert", "matrices of the routed experts; shared_outer: one for all on the outer side"
     )
 
-    data: str = described("arithmetic", "generated, or a .jsonl or .parquet file")
+    data: str = described(
+        "arithmetic", "generated (:sum,chain,... some families), or a .jsonl or .parquet file"
+    )
     reward: Literal["arithmetic", "math"] = described("arithmetic", "1 for right, 0 for wrong")
     plus_minus_one: bool = described(True, "the reward counts 1 and -1")
     format_score: float = described(0.0, "added for a closed thought before an answer")
@@ -84,6 +86,7 @@ class GRPOConfig:
     eval_every: int = described(25, "steps between evaluations; one comes before training")
     eval_problems: int = described(512, "held-out questions")
     eval_samples: int = described(1, "answers to each: mean@k, best@k, maj@k")
+    eval_temperature: float = described(1.0, "of those answers")
     dump_every: int = described(10, "steps between samples written out; 0: never")
     save_every: int = described(25, "steps between checkpoints")
     keep: int = described(2, "checkpoints kept")
@@ -104,7 +107,7 @@ class GRPOConfig:
             check(value >= 0, f"{name}={value} is negative")
         for name in (
             *("alpha", "reward_seconds", "temperature", "learning_rate", "clip_norm"),
-            *("check_tolerance", "max_seconds", "dual_clip"),
+            *("check_tolerance", "max_seconds", "dual_clip", "eval_temperature"),
         ):
             value = getattr(self, name)
             check(value is None or value > 0, f"{name}={value} is not positive")

@@ -16,13 +16,12 @@ SEED_APART = 1 << 32  # evaluation draws with other seeds than training
 
 def evaluated(asker: Asker, policy: Policy, questions: Sequence[Question]) -> dict[str, float]:
     """`val-core/<set>/acc/mean@k` and the like. Answers are drawn with the same seeds each time, at
-    the training temperature.
+    the config's own temperature.
     """
-    config = asker.config
-    plain = replace(asker, config=replace(config, replay=False))  # no record is needed
+    config = replace(asker.config, temperature=asker.config.eval_temperature)
     seeds = sample_seeds(config.seed + SEED_APART, range(len(questions)), config.eval_samples)
     batch = Batch(groups=[], position=0)
-    groups = plain.answered(policy, questions, seeds, batch)
+    groups = replace(asker, config=config).answered(policy, questions, seeds, batch)
     found: dict[str, float] = {"timing_s/testing": sum(batch.seconds.values())}
     for source in sorted({group.question.source for group in groups}):
         of_source = [group for group in groups if group.question.source == source]

@@ -44,17 +44,21 @@ class Questions(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """Generated short problems of one split."""
+    """Generated problems of one split; a family that is named twice comes twice as often."""
 
     split: str
     seed: int
+    families: tuple[str, ...] = SHORT
+
+    def __post_init__(self) -> None:
+        self.at(0)  # refuses families that there are not
 
     @property
     def identity(self) -> str:
-        return f"{ARITHMETIC}/{self.split}/{self.seed}"
+        return f"{ARITHMETIC}/{self.split}/{self.seed}/{','.join(self.families)}"
 
     def at(self, index: int) -> Question:
-        return of_problem(problem_at(index, self.split, seed=self.seed, families=SHORT))
+        return of_problem(problem_at(index, self.split, seed=self.seed, families=self.families))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,18 +96,20 @@ def of_problem(problem: Problem) -> Question:
 
 
 def training_questions(data: str, seed: int) -> Questions:
-    """`arithmetic`, or those of a file (`rl.math_files`). Raises ValueError for a file that holds
-    none.
+    """`arithmetic`, `arithmetic:sum,chain,chain` (some families), or those of a file
+    (`rl.math_files`). Raises ValueError for a file that holds none, and for no such family.
     """
-    if data == ARITHMETIC:
-        return Arithmetic(split=TRAIN, seed=seed)
+    families = _families(data)
+    if families:
+        return Arithmetic(split=TRAIN, seed=seed, families=families)
     return Shuffled(questions=file_questions(Path(data)), seed=seed)
 
 
 def measured_questions(data: str, count: int) -> list[Question]:
     """Held-out arithmetic, or the first questions of a file."""
-    if data == ARITHMETIC:
-        held_out = Arithmetic(split=HELD_OUT, seed=0)
+    families = _families(data)
+    if families:
+        held_out = Arithmetic(split=HELD_OUT, seed=0, families=families)
         return [held_out.at(index) for index in range(count)]
     return file_questions(Path(data))[:count]
 
@@ -111,6 +117,14 @@ def measured_questions(data: str, count: int) -> list[Question]:
 def file_questions(path: Path) -> list[Question]:
     """All questions of a file in its order, each once."""
     return [_of_row(row, path.stem) for row in read_rows(path)]
+
+
+def _families(data: str) -> tuple[str, ...]:
+    """The families of generated arithmetic that are meant; none for a file."""
+    name, _, families = data.partition(":")
+    if name != ARITHMETIC:
+        return ()
+    return tuple(families.split(",")) if families else SHORT
 
 
 def _of_row(row: Row, source: str) -> Question:

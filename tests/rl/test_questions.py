@@ -114,3 +114,13 @@ def test_training_and_measured_arithmetic_have_no_question_in_common():
     asked = {training.at(i).messages[0]["content"] for i in range(500)}
     measured = {q.messages[0]["content"] for q in measured_questions("arithmetic", 500)}
     assert len(measured) > 400 and not asked & measured
+
+
+def test_families_that_are_named_are_asked_for_and_no_others():
+    found = [training_questions("arithmetic:sum,sum", 0).at(i) for i in range(20)]
+    assert all(question.answer.isdigit() for question in found)
+    texts = [question.messages[0]["content"] for question in found]
+    assert all("+" in text or "plus" in text or "Add" in text for text in texts)
+    assert len(measured_questions("arithmetic:chain", 3)) == 3
+    with pytest.raises(ValueError, match=r"unknown families \['sums'\]: name some of sum, "):
+        training_questions("arithmetic:sums", 0)
