@@ -1,9 +1,7 @@
 """Mixture of experts: sigmoid router with a selection bias, routed experts, one shared expert."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.model import ModelConfig
@@ -13,7 +11,10 @@ from minimax_jax.experts import Experts
 from minimax_jax.layers import MLP, normal
 from minimax_jax.lora import Adapter, part
 from minimax_jax.shards import by_row, gathered_tokens, partial_sums, summed
+from pallas_kernels.route import route
+from pallas_kernels.route.reference import mixing, scores
 from sharding.apply import constrain
+from sharding.mesh import is_partitioned
 from sharding.rules import SERVE, Rules
 
 
@@ -33,32 +34,22 @@ class Router(nnx.Module):
         """Expert ids (equal scores: the lower id) and mixing weights, which sum to
         `routed_scale`.
         """
-        scores = self.scores(x)
-        experts = self.choice(scores)
-        return experts, self.mixing(scores, experts)
-
-    def scores(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows E"]:
-        """Every expert's score, in (0, 1)."""
-        weight = self.weight.get_value().astype(jnp.float32)
-        logits = jnp.einsum("...D,ED->...E", x.astype(jnp.float32), weight, precision="highest")
-        return jax.nn.sigmoid(logits)
-
-    def choice(self, scores: Float[Array, "*rows E"]) -> Int[Array, "*rows X"]:
-        """The experts of the best biased scores."""
-        biased = scores + self.bias.get_value().astype(jnp.float32)
-        _, experts = lax.top_k(biased, self.config.experts_per_token)
-        return experts
+        return route(
+            x,
+            self.weight.get_value(),
+            self.bias.get_value(),
+            count=self.config.experts_per_token,
+            scale=self.config.routed_scale,
+            one_device=not is_partitioned(),
+        )
 
     def mixing(
-        self, scores: Float[Array, "*rows E"], experts: Int[Array, "*rows X"]
+        self, x: Float[Array, "*rows D"], experts: Int[Array, "*rows X"]
     ) -> Float[Array, "*rows X"]:
-        """The scores of these experts, whoever chose them, so that each has its gradient; their sum
-        is `routed_scale`.
+        """The mixing weights of these experts, whoever chose them, so that each score has its
+        gradient.
         """
-        chosen = jnp.take_along_axis(scores, experts, axis=-1)
-        total = jnp.sum(chosen, axis=-1, keepdims=True)
-        total = jnp.maximum(total, jnp.finfo(jnp.float32).tiny)  # all of them may underflow to 0
-        return chosen / total * self.config.routed_scale
+        return mixing(scores(x, self.weight.get_value()), experts, self.config.routed_scale)
 
 
 class MoE(nnx.Module):
@@ -90,7 +81,7 @@ class MoE(nnx.Module):
         used = own
         if replay is not None:
             used = jnp.where(replay == NO_ROUTE, own, replay)
-            weights = self.router.mixing(self.router.scores(x), used)
+            weights = self.router.mixing(x, used)
         into = ("batch", *[None] * (x.ndim - 1))
         x = gathered_tokens(x, rules)
         used, weights = (constrain(one, *into, rules=rules) for one in (used, weights))

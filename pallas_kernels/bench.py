@@ -19,8 +19,10 @@ import jax
 from pallas_kernels import timing
 from pallas_kernels.benchmark import Benchmark
 from pallas_kernels.block_select import bench as block_select
+from pallas_kernels.grouped_matmul import bench as grouped_matmul
 from pallas_kernels.kv_insert import bench as kv_insert
 from pallas_kernels.peers import MICROSECONDS, PEERS
+from pallas_kernels.route import bench as route
 from pallas_kernels.scaled_matmul import bench as scaled_matmul
 from pallas_kernels.sparse_attention import bench as sparse_attention
 from pallas_kernels.window_attention import bench as window_attention
@@ -32,7 +34,8 @@ GROUPS: dict[str, tuple[Benchmark, ...]] = {
         *kv_insert.BENCHMARKS,
         *window_attention.BENCHMARKS,
     ),
-    "linear": scaled_matmul.BENCHMARKS,
+    "moe": grouped_matmul.BENCHMARKS,
+    "linear": (*scaled_matmul.BENCHMARKS, *route.BENCHMARKS),
 }
 
 

@@ -338,6 +338,12 @@ def any_lane(conditions):
     return np.repeat(found, WARP)
 
 
+def first_lane(condition):
+    held = (condition & _active).reshape(-1, WARP)
+    first = np.where(held.any(1), held.argmax(1), WARP)
+    return Word(np.repeat(first, WARP))
+
+
 def repeat(start, stop, step, body, carry=()):
     i, carry = word(start), list(carry)
     while (running := _active & i.below(stop)).any():
