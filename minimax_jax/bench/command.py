@@ -9,14 +9,17 @@ from typing import Any
 import jax
 
 from configs.model import ModelConfig
+from configs.parallel import ParallelConfig
 from configs.presets import PRESETS
 from minimax_jax.bench.steps import Decode, Measured, measure_decode, measure_prefill
-from minimax_jax.cache import pool_layout
+from minimax_jax.cache import local_heads, pool_layout
 from minimax_jax.model import Model
 from minimax_jax.quantize import FORMATS
 from minimax_jax.random_model import random_model
 from pallas_kernels import timing
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
+from sharding.mesh import make_mesh
+from sharding.rules import SERVE, with_parallel
 
 _KERNELS = 25  # names of a timeline that are printed
 _GAPS = 3
@@ -30,6 +33,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", choices=FORMATS, default="m3.1", help="their stored form")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights")
+    parser.add_argument("--parallel", default="tp1", help="such as tp2 or tp2,ep; by default tp1")
     what = parser.add_argument_group("what is run (several numbers: one run of each)")
     what.add_argument("--batch", type=int, nargs="*", default=[1, 32], help="sequences decoded")
     what.add_argument("--context", type=int, default=8192, help="tokens of each")
@@ -45,22 +49,28 @@ def _bench(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"{name}={value} is not at least 1")
+    parallel = ParallelConfig.parse(options.parallel)
     config = shortened(PRESETS[options.preset](), options.layers)
-    model = random_model(config, options.dtype, options.weights, seed=options.seed)
+    mesh, rules = make_mesh(parallel), with_parallel(SERVE, parallel)
+    model = random_model(
+        config, options.dtype, options.weights, seed=options.seed, mesh=mesh, rules=rules
+    )
     stored = config.quantization
     plain = {"float32": "f32", "bfloat16": "bf16"}[options.dtype]
     formats = CacheFormats(kv=stored.kv_cache or plain, index=stored.index_cache or plain)
-    layout = pool_layout(config, formats)
+    layout = pool_layout(config, formats, local_heads(config, mesh))
     jax.block_until_ready(model)
     limits = _limits()
     print(_head(options, config, model, limits), flush=True)
     rows = []
-    for measured in _measured(options, model, layout):
-        rows.append(_row(measured, limits))
-        print(_text(measured, rows[-1], options), flush=True)
+    with jax.set_mesh(mesh):
+        for measured in _measured(options, model, layout):
+            rows.append(_row(measured, limits))
+            print(_text(measured, rows[-1], options), flush=True)
     if options.json is not None:
         report = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
-        report |= {"layers": len(config.sparse_layers), "limits": limits, "rows": rows}
+        report |= {"layers": len(config.sparse_layers), "parallel": str(parallel)}
+        report |= {"limits": limits, "rows": rows}
         options.json.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
 
 
@@ -116,7 +126,8 @@ def _head(
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
     text = (
         f"{options.preset}, {len(config.sparse_layers)} layers, {nbytes / 1e9:.1f} GB of random "
-        f"{options.weights} weights on {jax.devices()[0].device_kind}, JAX {jax.__version__}"
+        f"{options.weights} weights, {options.parallel} on {jax.devices()[0].device_kind}, "
+        f"JAX {jax.__version__}"
     )
     if limits is None:
         return text

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,12 +18,15 @@ import numpy as np
 from minimax_jax.batch import Batch
 from minimax_jax.bench.kernels import Timeline, profiled
 from minimax_jax.bench.work import decode_bytes, prefill_flops
-from minimax_jax.cache import Cache
+from minimax_jax.cache import POOL_AXES, Cache
 from minimax_jax.model import Model
 from minimax_jax.sampling import SamplingParams, SamplingState
 from minimax_jax.steps import DecodeOptions, DecodeState, decode, prefill
 from pallas_kernels.benchmark import random_pool, random_tables
 from pallas_kernels.layouts.pool import PoolLayout
+from sharding.apply import named_sharding
+from sharding.axes import DATA
+from sharding.rules import SERVE
 
 REPEATS = 5  # measurements of which the median counts
 _PROFILED = 3  # runs that the timeline is made of
@@ -58,10 +62,12 @@ class Measured:
 
 def measure_decode(model: Model, layout: PoolLayout, case: Decode) -> Measured:
     """Decode steps, greedy, on pages of random bytes."""
+    dp = jax.sharding.get_mesh().shape.get(DATA, 1)
     total = case.context + case.steps * case.dispatches * (REPEATS + 3 + _PROFILED)
     width = -(-total // layout.block_size)
-    table = random_tables(case.batch, width)
-    cache = Cache(pool=random_pool(layout, case.batch * width)[None], layout=layout)
+    copies = dp if case.batch % dp == 0 else 1  # block ids are counted within a data rank
+    table = jnp.tile(random_tables(case.batch // copies, width), (copies, 1))
+    cache = _random_cache(layout, case.batch // copies * width)
     rng = np.random.default_rng(0)
     config, batch = model.config, case.batch
     state = DecodeState(
@@ -84,7 +90,7 @@ def measure_decode(model: Model, layout: PoolLayout, case: Decode) -> Measured:
         name=f"decode {batch} x {case.context}",
         seconds=seconds / case.steps,
         tokens=batch,
-        bytes=decode_bytes(model, layout, batch, case.context, distinct),
+        bytes=decode_bytes(model, layout, -(-batch // dp), case.context, distinct),
         flops=0,
         timeline=timeline,
         fallbacks=fallbacks,
@@ -94,7 +100,8 @@ def measure_decode(model: Model, layout: PoolLayout, case: Decode) -> Measured:
 def measure_prefill(model: Model, layout: PoolLayout, tokens: int, chunk: int) -> Measured:
     """One prompt of random tokens, `chunk` of them a step, all steps together."""
     width = -(-tokens // layout.block_size)
-    cache = Cache.empty(layout, width)
+    mesh = jax.sharding.get_mesh()
+    cache = Cache.empty(layout, width, None if mesh.empty else mesh)
     rng = np.random.default_rng(1)
     ids = rng.integers(0, model.config.num_tokens, tokens).astype(np.int32)
     table = jnp.arange(width, dtype=jnp.int32)[None]
@@ -120,10 +127,20 @@ def measure_prefill(model: Model, layout: PoolLayout, tokens: int, chunk: int) -
         seconds=seconds,
         tokens=tokens,
         bytes=0,
-        flops=prefill_flops(model.config, tokens),
+        flops=prefill_flops(model.config, tokens) // max(1, mesh.size),
         timeline=timeline,
         fallbacks=fallbacks,
     )
+
+
+def _random_cache(layout: PoolLayout, num_blocks: int) -> Cache:
+    """Pages of random bytes, the same on every device of the current mesh."""
+    pool, mesh = random_pool(layout, num_blocks)[None], jax.sharding.get_mesh()
+    if not mesh.empty:
+        shape = (mesh.size, *pool.shape[1:])
+        sharding = named_sharding(mesh, POOL_AXES, SERVE, shape)
+        pool = jax.jit(partial(jnp.broadcast_to, shape=shape), out_shardings=sharding)(pool)
+    return Cache(pool=pool, layout=layout)
 
 
 def _distinct_experts(model: Model, cache: Cache, table: Any, case: Decode) -> int:

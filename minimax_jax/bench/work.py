@@ -5,6 +5,9 @@ experts that some token chose; and for each sequence and layer the index keys of
 keys and values of the chosen ones. A prefill multiplies every token by the weights it meets once.
 """
 
+import math
+from typing import Any
+
 import jax
 
 from configs.model import ModelConfig
@@ -60,11 +63,18 @@ def prefill_flops(config: ModelConfig, tokens: int) -> int:
     return total
 
 
+def _shard(leaf: Any) -> tuple[int, ...]:
+    sharding = getattr(leaf, "sharding", None)
+    return leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+
+
 def _weight_bytes(model: Model) -> tuple[int, int]:
-    """Bytes of all weights outside of the embedding and the routed experts; of one expert."""
+    """Of one device: bytes of all weights outside of the embedding and the routed experts; and of
+    the experts as a share of all experts that there are.
+    """
     dense = of_experts = 0
     for keys, leaf in jax.tree_util.tree_leaves_with_path(model):
-        path, nbytes = path_of_leaf(keys), leaf.size * leaf.dtype.itemsize
+        path, nbytes = path_of_leaf(keys), math.prod(_shard(leaf)) * leaf.dtype.itemsize
         if is_expert(path):
             of_experts += nbytes
         elif path != "embedding":
