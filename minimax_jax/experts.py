@@ -2,8 +2,8 @@
 sees, sorted by expert. The sums over tensor-parallel ranks stay apart (`minimax_jax.shards`).
 
 With expert parallelism the data ranks first tell one another their tokens, and each device leaves
-out those of other devices' experts. As long as there are no more devices than experts a token, that
-moves no more bytes than sending each token to its experts would, and no load is uneven on the wire.
+out those of other devices' experts. With more data ranks than experts a token, large batches are
+sent to their experts instead (`minimax_jax.expert_exchange`).
 """
 
 from functools import partial
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from configs.model import ModelConfig
 from configs.parts import MLPConfig
+from minimax_jax.expert_exchange import are_sent, sum_at_experts
 from minimax_jax.layers import normal
 from minimax_jax.lora import Adapter, LowRank, grouped_low_rank, part
 from pallas_kernels.grouped_matmul import (
@@ -104,12 +105,15 @@ def _mixed(
     x, experts, weights = (one.reshape(-1, one.shape[-1]) for one in (x, experts, weights))
     own = matrices["w1"].shape[0]
     across = own < num_experts and ranks(DATA) > 1  # other data ranks have other experts
+    adapters = {name: LowRank(a=a, b=b, scale=scales[name]) for name, (a, b) in low.items()}
+    own_sum = partial(_own_sum, matrices, adapters, config=config)
+    if across and is_split and are_sent(len(x), experts.shape[1], ranks(DATA)):
+        return sum_at_experts(own_sum, x, experts, weights, own).reshape(shape)
     if across and is_split:
         x, experts, weights = (gathered(one, DATA) for one in (x, experts, weights))
     if own < num_experts:
         experts = experts - device_rank() * own
-    adapters = {name: LowRank(a=a, b=b, scale=scales[name]) for name, (a, b) in low.items()}
-    y = _own_sum(matrices, adapters, x, experts, weights, config)
+    y = own_sum(x, experts, weights)
     if across:
         y = scattered_total(y, DATA) if is_split else total(y, [DATA])
     return y.reshape(shape)
