@@ -64,7 +64,7 @@ def block_scores(
     tiles = Few if num_rows <= _FEW_ROWS else Many
     shape = (batch * items_of_sequence(rows), num_rows, -(-blocks // STEP) * STEP)
     kernel = plgpu.kernel(
-        partial(_program, tiles, num_rows),
+        lanes.named("block_scores", _program, tiles, num_rows),
         out_type=jax.ShapeDtypeStruct(shape, jnp.float32),
         grid=schedule.counts.shape,
         grid_names=("program",),

@@ -53,7 +53,7 @@ def top_blocks(
     team = _WARP if width <= SHORT else _THREADS
     found = _found_entries(width, team, top_k)
     kernel = plgpu.kernel(
-        partial(_program, team, block_size, init_blocks, local_blocks),
+        lanes.named("top_blocks", _program, team, block_size, init_blocks, local_blocks),
         out_type=jax.ShapeDtypeStruct((batch, queries, heads, top_k), jnp.int32),
         grid=(-(-batch * queries * heads * team // _THREADS),),
         grid_names=("program",),

@@ -71,7 +71,7 @@ def kv_insert(
     values = [rows.k, rows.v] + ([] if rows.index_k is None else [rows.index_k])
     norms = [transform.k_norm, *([] if transform.index_norm is None else [transform.index_norm])]
     kernel: Any = pl.kernel(
-        partial(_program, layout, transform.eps, len(values)),
+        lanes.named("kv_insert", _program, layout, transform.eps, len(values)),
         out_type=(),
         mesh=plgpu.Mesh(grid=rows.k.shape[:1], grid_names=("token",)),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),

@@ -16,6 +16,13 @@ REF = plgpu.RefType()  # arguments of `code`: a reference without transforms,
 SCALAR = plgpu.Layout.WG_SPLAT(())  # and an int32 scalar
 
 
+def named(name: str, program: Callable[..., None], *first: Any, **options: Any) -> Any:
+    """A kernel's program with its first arguments, under the name that profilers show."""
+    body = functools.partial(program, *first, **options)
+    body.__name__ = name  # pyright: ignore[reportAttributeAccessIssue]
+    return body
+
+
 def code(*arguments: Any, returns: Any = None) -> Callable[[Callable], Callable[..., Any]]:
     """Makes a function of (context, *arguments) part of a kernel: what it calls here is emitted.
 

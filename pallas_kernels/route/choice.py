@@ -31,7 +31,7 @@ def choose_experts(
     """Ids and weights of the sum of the parts."""
     rows = logits.shape[1]
     kernel = plgpu.kernel(
-        functools.partial(_program, count, scale),
+        lanes.named("route_choice", _program, count, scale),
         out_type=(
             jax.ShapeDtypeStruct((rows, count), jnp.int32),
             jax.ShapeDtypeStruct((rows, count), jnp.float32),

@@ -35,7 +35,7 @@ def partial_logits(x: Float[Array, "T D"], gate: Float[Array, "E D"]) -> Float[A
     (rows, columns), experts = x.shape, len(gate)
     parts, padded = columns // WIDTH, -(-rows // 8) * 8
     kernel = plgpu.kernel(
-        functools.partial(_program, padded),
+        lanes.named("route_gate", _program, padded),
         out_type=jax.ShapeDtypeStruct((parts, rows, experts), jnp.float32),
         grid=(parts,),
         grid_names=("part",),

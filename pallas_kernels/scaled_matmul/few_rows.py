@@ -31,7 +31,6 @@ from pallas_kernels.scaled_matmul.weight_tiles import (
     GROUP,
     OPERAND,
     STEP,
-    TEAM,
     TILE,
     decoded,
     load_rows,
@@ -81,6 +80,11 @@ class Plan:
     def ring(self) -> int:
         """Steps in flight for a team."""
         return 3 if self.rows <= _WIDE else 2
+
+    @property
+    def early(self) -> int:
+        """Of these, how many are asked for before x: about as long as x takes."""
+        return 1 if self.rows <= 8 else 2
 
     @property
     def tables(self) -> int:
@@ -170,7 +174,7 @@ def _launch(x: Float[Array, "M D"], weights: list[tuple[Array, Array]]) -> Float
     features = sum(len(codes) for codes, _ in weights)
     plan = Plan(rows=len(x), tiles=-(-features // TILE), columns=x.shape[1])
     kernel = plgpu.kernel(
-        functools.partial(_program, plan),
+        lanes.named("scaled_matmul_few_rows", _program, plan),
         out_type=jax.ShapeDtypeStruct((plan.parts, plan.rows, features), jnp.float32),
         grid=(plan.ctas,),
         grid_names=("cta",),
@@ -253,10 +257,14 @@ def _program(plan: Plan, x, *refs):
         sums = plgpu.ACC((TILE, plan.operand_rows), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
         store_sums(pl.run_scoped(products, sums), out, part, (first + i) * TILE)
 
-    # Before the weights, or x would wait behind all that is then under way.
-    load_rows(plan.rows, plan.columns, plan.width, TEAMS * TEAM)(x, rows, column, team)
+    # Each team has some weights under way while x comes; all of them, and x would wait for them.
+    load = load_rows(plan.rows, plan.columns, plan.width, TEAMS)
     for n in range(plan.ring):
+        if n == plan.early:
+            load(x, rows, column, team)
         fetch(jnp.int32(n // plan.steps), jnp.int32(n % plan.steps))
+    if plan.early == plan.ring:
+        load(x, rows, column, team)
     _publish_rows()
     lax.fori_loop(0, tiles, tile, None)
 

@@ -17,50 +17,59 @@ from pallas_kernels.lanes import REF, SCALAR, Word
 
 TILE, STEP, CHUNK = 64, 256, 128  # weight rows; columns of a copy, and of one decoded piece
 GROUP = 32
-TEAM = 128  # threads
+_WARPS = 4  # of a team
 _WGMMA = plgpu.Layout.WGMMA
 CODES = (plgpu.TilingTransform((8, CHUNK)), plgpu.SwizzleTransform(128))
 OPERAND = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 _PIECE = 8  # elements of a row that a thread moves at once
-_TOGETHER = 8  # of its pieces, how many are loaded before the first is stored
+_TOGETHER = 8  # how many of them it loads before it stores the first
 
 
-def load_rows(rows: int, columns: int, width: int, threads: int) -> Callable:
+def load_rows(rows: int, columns: int, width: int, teams: int) -> Callable:
     """Copies columns `first` .. `first + width` of x [rows, columns] to [width / 64, N, 64],
-    permuted and swizzled, in all threads of the block together. Operand rows that x does not have
-    stay as they are: their products are stored nowhere.
+    permuted and swizzled, in all warps of the block together. Operand rows that x does not have get
+    its last one; their products are stored nowhere.
+
+    A warp moves 16 bytes of each of 8 rows in each of the four groups of a chunk at a time, so that
+    its stores meet every bank once.
     """
-    pieces = rows * (width // _PIECE)
-    padded = -(-rows // 8) * 8
+    eighths, blocks = width // (4 * _PIECE), -(-rows // 8)
+    pieces, warps = eighths * blocks, teams * _WARPS
 
     @lanes.code(REF, plgpu.RefType(OPERAND), SCALAR, SCALAR)
     def load(_, x, to, first, team):
         source, target = lanes.address(x), lanes.address(to)
-        thread = lanes.thread() + lanes.scalar(team) * TEAM
-        starts = list(range(0, pieces, threads))
+        warp = lanes.warp() + lanes.scalar(team) * _WARPS
+        group = lanes.lane() & 3
+        starts = list(range(0, pieces, warps))
         for some in range(0, len(starts), _TOGETHER):
-            places, words = [], []
+            moved = []
             for start in starts[some : some + _TOGETHER]:
-                piece = thread + start
-                piece = lanes.select(piece.below(pieces), piece, lanes.word(pieces - 1))
-                row = piece // (width // _PIECE)
-                column = (piece + row * -(width // _PIECE)) << 3
-                at = row * columns + lanes.scalar(first) + column
-                places.append((row, column))
-                words.append(lanes.load_words(source, at << 1, 4))
-            for (row, column), four in zip(places, words, strict=True):
-                _store_piece(target, padded, row, column, four)
+                piece = _at_most(warp + start, pieces - 1)
+                block = piece // eighths
+                eighth = piece + block * -eighths
+                row = (block << 3) + (lanes.lane() >> 2)
+                column = ((eighth >> 2) << 7) + (group << 5) + ((eighth & 3) << 3)
+                at = _at_most(row, rows - 1) * columns + lanes.scalar(first) + column
+                moved.append((row, eighth, lanes.load_words(source, at << 1, 4)))
+            for row, eighth, words in moved:
+                _store_piece(target, 8 * blocks, row, eighth, group, words)
 
     return load
 
 
-def _store_piece(to: Any, padded: int, row: Word, column: Word, four: list[Word]) -> None:
-    """Eight elements from `column` on: pairs (0, 2), (1, 3), (4, 6), (5, 7)."""
-    group, eighth = (column >> 5) & 3, (column >> 3) & 3
-    operand = ((column >> 7) << 1) + (eighth >> 1)
+def _at_most(x: Word, bound: int) -> Word:
+    return lanes.select(x.below(bound), x, lanes.word(bound))
+
+
+def _store_piece(
+    to: Any, padded: int, row: Word, eighth: Word, group: Word, words: list[Word]
+) -> None:
+    """Eight elements: pairs (0, 2), (1, 3), (4, 6), (5, 7)."""
+    operand = ((eighth >> 2) << 1) + ((eighth >> 1) & 1)
     at = operand * (padded * 128) + (row << 7) + (group << 2)
     for i in range(4):
-        low, high = four[i & 2], four[(i & 2) + 1]
+        low, high = words[i & 2], words[(i & 2) + 1]
         pair = lanes.permute_bytes(low, high, 0x7632 if i & 1 else 0x5410)
         piece = (((eighth & 1) << 2) + i) ^ (row & 7)
         lanes.store_words(to, at + (piece << 4), [pair])

@@ -12,7 +12,6 @@ cluster if need be (`merge`).
 Memory: 18,432 bytes a chosen block and KV head, 8 KB of queries and results, nothing else.
 """
 
-import functools
 from dataclasses import dataclass
 
 import jax
@@ -87,7 +86,7 @@ def sparse_attention(
     assert parts is not None
     plan = _Plan.of(units, parts)
     kernel = plgpu.kernel(
-        functools.partial(_attend, plan=plan, units=units, scale=scale),
+        lanes.named("sparse_attention_decode", _attend, plan=plan, units=units, scale=scale),
         out_type=shapes,
         grid=(-(-units // plan.teams),),
         grid_names=("cluster",),

@@ -91,7 +91,7 @@ def _attend_group(q, k: Pages, v: Pages, block_ids, block_table, positions, scal
     keys = pair.sort(ids.swapaxes(1, 2), some.swapaxes(1, 2)).reshape(B * K, T * C)
     keys = jnp.pad(keys, ((0, 0), (0, -T * C % PAIRS)), constant_values=END)
     kernel = plgpu.kernel(
-        functools.partial(_attend, pair=pair, scale=scale),
+        lanes.named("sparse_attention_prefill", _attend, pair=pair, scale=scale),
         out_type=(
             jax.ShapeDtypeStruct((B, T, K, C, _HEADS, _WIDTH), jnp.float16),
             jax.ShapeDtypeStruct((B, T, K, C, _HEADS), jnp.float32),

@@ -80,7 +80,9 @@ def window_attention(
     splits = -(-pages // PAGES)
     groups = -(-T // _TOGETHER)
     kernel = plgpu.kernel(
-        functools.partial(_attend, window=window, scale=scale, fmt=k.component.format),
+        lanes.named(
+            "window_attention", _attend, window=window, scale=scale, fmt=k.component.format
+        ),
         out_type=(
             jax.ShapeDtypeStruct((splits, *q.shape), jnp.float16),
             jax.ShapeDtypeStruct((splits, B, T, N), jnp.float32),
