@@ -42,7 +42,7 @@ class StepCalls:
 
     @property
     def speculates(self) -> bool:
-        """Whether decode rows test drafts."""
+        """Whether decode rows may test drafts; steps that draw none are plain ones."""
         return self._method is not None
 
     def chunks(
@@ -119,13 +119,15 @@ class StepCalls:
         none = [[] for _ in range(self._residency.num_ranks)]
         if shape.kind == "prefill":
             return [self.prefill(state, self.chunks(none, shape, ())[0], shape, None)]
-        rows = self.rows(none, shape, ())
-        if self._method is None:
-            return [self.decode(state, rows, shape, None)]
-        return [
-            self.speculative(state, rows, none, shape, None, with_options=some)
-            for some in (False, True)
-        ]
+        rows, calls = self.rows(none, shape, ()), []
+        if self._method is None or self._config.speculation_costs is not None:
+            calls.append(self.decode(state, rows, shape, None))
+        if self._method is not None:
+            calls += [
+                self.speculative(state, rows, none, shape, None, with_options=some)
+                for some in (False, True)
+            ]
+        return calls
 
     def _call(
         self,

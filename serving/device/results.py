@@ -187,8 +187,8 @@ class Dispatched:
             if not tokens:
                 continue
             if reports_logprobs(seat.resident):
-                found = [(place.logprobs, seat.row) for place in places[: len(tokens)]]
-                result.logprobs[slot] = _row_logprobs(found)
+                found = [place.logprobs for place in places[: len(tokens)]]
+                result.logprobs[slot] = _row_logprobs(found, seat)
             if drafts is not None:
                 result.drafts[slot] = drafts[seat.row]
             if confidences is not None:
@@ -237,11 +237,13 @@ def _as_lists(found: TokenLogprobs, top: int) -> RowLogprobs:
     )
 
 
-def _row_logprobs(places: Sequence[tuple[RowLogprobs | None, int]]) -> RowLogprobs:
+def _row_logprobs(places: Sequence[RowLogprobs | None], seat: Seat) -> RowLogprobs:
+    """A row's own of some places, as many of the likeliest as its sequence wants."""
+    top = seat.resident.admission.sampling.logprobs
     values, top_ids, top_values = [], [], []
-    for found, row in places:
+    for found in places:
         assert found is not None
-        values.append(found.values[row])
-        top_ids.append(found.top_ids[row])
-        top_values.append(found.top_values[row])
+        values.append(found.values[seat.row])
+        top_ids.append(found.top_ids[seat.row][:top])
+        top_values.append(found.top_values[seat.row][:top])
     return RowLogprobs(values=values, top_ids=top_ids, top_values=top_values)

@@ -5,7 +5,7 @@ A plan sends what changed alone, so a step of running sequences costs the host a
 All this is of one data rank; `placement` says how the slots of several lie together.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -78,7 +78,7 @@ class Slots:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Admitted:
-    """R sequences that come into slots; unused rows have slot S."""
+    """R sequences that come into slots, each with its settings; unused rows have slot S."""
 
     slots: Int[Sent, "R"]
     limits: Int[Sent, "R"]
@@ -88,6 +88,12 @@ class Admitted:
     min_p: Float[Sent, "R"]
     seed: UInt32[Sent, "R 2"]
     stop_ids: Int[Sent, "R stops"]
+
+    def sampling(self, **others: Any) -> SamplingState:
+        """The state of these sequences, all that has a name here from here."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        del own["slots"], own["limits"]
+        return SamplingState(**own, **others)
 
 
 @jax.tree_util.register_dataclass
@@ -158,15 +164,8 @@ def admit(slots: Slots, new: Admitted) -> Slots:
     vocab_size = slots.history.counts.shape[1]  # type: ignore[union-attr]
     neutral = neutral_edits(R, vocab_size)
     ones, zeros = jnp.ones(R), jnp.zeros(R)
-    sampling = SamplingState(
-        temperature=new.temperature,
-        top_p=new.top_p,
-        top_k=new.top_k,
-        min_p=new.min_p,
-        seed=new.seed,
-        stop_ids=new.stop_ids,
-        edits=neutral,
-        penalties=Penalties(repetition=ones, frequency=zeros, presence=zeros),
+    sampling = new.sampling(
+        edits=neutral, penalties=Penalties(repetition=ones, frequency=zeros, presence=zeros)
     )
     anchors = Anchors(
         tokens=jnp.zeros(R, jnp.int32),

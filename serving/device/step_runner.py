@@ -120,7 +120,7 @@ class StepRunner:
         rows = self._calls.rows(slots, shape, masked)
         seats = self._seats(indices, slots, shape.rows)
         logprobs = bool(rows.asks.logprobs)
-        if self._calls.speculates:
+        if self._calls.speculates and any(plan.proposes for plan in plans):
             taken = [self._speculate(rows, widths, shape, adapter, logprobs)]
             return DecodePart(seats=seats, taken=taken)
         taken = []

@@ -127,8 +127,11 @@ def decode(
     pages: int,
     top: int,
 ) -> tuple[State, Sampled]:
-    """Runs each row's anchor and draws the token after it; a sequence that has ended rests."""
-    model, _ = jax.tree.unflatten(tree, weights.leaves)
+    """Runs each row's anchor and draws the token after it; a sequence that has ended rests. The
+    drafter, if there is one, learns of the anchors, so that a later step can draft again.
+    """
+    model, drafter = jax.tree.unflatten(tree, weights.leaves)
+    layers = () if drafter is None else drafter.config.target_layers
     slots, adapter = state.slots, weights.adapter
     anchors = anchors_of(slots, rows.slots)
     live = anchors.running
@@ -137,8 +140,10 @@ def decode(
         positions=jnp.where(live, anchors.positions, -1)[:, None],
         block_table=tables_of(slots, rows.slots, pages),
     )
-    hidden, cache, _ = model.hidden(batch, state.cache.layout, state.cache, adapter)
+    hidden, cache, taps = model.hidden(batch, state.cache.layout, state.cache, adapter, taps=layers)
     assert cache is not None
+    if drafter is not None:
+        cache = inject(drafter, cache, taps, batch)
     logits = model.logits(hidden[:, 0], adapter)
     positions = anchors.positions + 1
     slots, sampled = next_tokens(logits, slots, masks, rows, positions, live, top)

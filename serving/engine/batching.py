@@ -69,7 +69,7 @@ class BatchingEngine:
             device.num_blocks,
             num_ranks=info.data_parallel_size,
             seed=seed,
-            draft_widths=widths if config.num_speculative_tokens else None,
+            choose_drafts=widths if config.num_speculative_tokens else None,
         )
         self._ledger, self._handover = Ledger(scheduler), Handover()
         self._feed = KvFeed(info.data_parallel_size) if config.enable_kv_cache_events else None

@@ -1,16 +1,18 @@
-"""How many drafts each decode row tests: all there are, or what the planner makes of the costs and
-of what drafts of late were worth; a row with a grammar never more than it has masks for.
+"""How many drafts each decode row tests, and whether new ones are drawn: all there are and always,
+or what the planner makes of the costs and of what drafts of late were worth; a row with a grammar
+never more than it has masks for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 from serving.scheduling.cost_table import StepCosts
+from serving.scheduling.decode_rows import DraftChoice
 from serving.scheduling.request import Request
 from serving.scheduling.speculation_plan import SpeculationPlanner
 
 
 class DraftWidths:
-    """What the scheduler asks for widths. `limit` gives the most of a row with a grammar, `step` is
+    """What the scheduler asks. `limit` gives the most of a row with a grammar, `step` is
     the one that is being planned.
     """
 
@@ -20,12 +22,13 @@ class DraftWidths:
         self.limit: Callable[[Request], int | None] = lambda request: None
         self.step = 0
 
-    def __call__(self, requests: Sequence[Request]) -> Sequence[int]:
+    def __call__(self, requests: Sequence[Request]) -> DraftChoice:
         if self._planner is None:
-            return list(map(self._room, requests))
+            return DraftChoice(list(map(self._room, requests)), proposes=True)
         room = {name_of(one): self._room(one) for one in requests}
-        budget = self._planner.plan(self.step, room).budget
-        return self._planner.widths(self.step, room, budget)
+        plan = self._planner.plan(self.step, room)
+        widths = self._planner.widths(self.step, room, plan.budget)
+        return DraftChoice(widths, proposes=plan.proposes)
 
     @property
     def learns(self) -> bool:
@@ -53,6 +56,8 @@ class DraftWidths:
 
     def _room(self, request: Request) -> int:
         most, left = self._num_drafts, request.limit - request.least - 1
+        if not request.has_drafts:
+            return 0
         if left < most:
             most = max(0, left)
         limit = self.limit(request) if request.is_synchronous else None

@@ -46,7 +46,7 @@ class LoadWatch:
     def _loads(self) -> list[RankLoad]:
         scheduler, statistics = self._scheduler, self._statistics
         queries = statistics.prefix_queries
-        backlog = sum(one.num_tokens for one in scheduler.waiting)
+        backlog = scheduler.admission.num_uncached_tokens()
         return [
             RankLoad(
                 rank=rank.index,

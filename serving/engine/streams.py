@@ -38,18 +38,18 @@ class Box:
 
     def mark(self) -> None:
         """Lets the reader know, after something was added."""
-        self.is_new = True
-        self.stream.changed.append(self)
-        self.stream.note()
+        stream, self.is_new = self.stream, True
+        stream.changed.append(self)
+        if stream.is_awaited and not stream.is_noted:
+            stream.handover.note(stream)
 
     def finish(self, end: End) -> None:
         """Adds the sequence's end."""
         self.end = end
         self.stream.num_open -= 1
-        if self.is_new:
-            self.stream.note()
-        else:
+        if not self.is_new:
             self.mark()
+        self.stream.note()
 
     def take(self) -> Output:
         """All that is new, as one output."""
@@ -144,6 +144,7 @@ class Stream:
         self.boxes: list[Box] = []
         self.changed: deque[Box] = deque()
         self.num_open = self._left = 0  # sequences whose end is not written, and not read
+        self.is_awaited = False  # whether its reader waits
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
 
@@ -161,7 +162,7 @@ class Stream:
 
     def note(self) -> None:
         """Has the loop called for it, if someone waits there or has to know of its end."""
-        if not self.is_noted and (self._reader is not None or not self.num_open):
+        if not self.is_noted and (self.is_awaited or not self.num_open):
             self.handover.note(self)
 
     def fail(self, error: Exception) -> None:
@@ -182,7 +183,7 @@ class Stream:
                     self._left -= output.finish_reason is not None
                     return output
                 if self._left and self._error is None:
-                    self._reader = asyncio.get_running_loop().create_future()
+                    self._reader, self.is_awaited = asyncio.get_running_loop().create_future(), True
             if self._reader is None:
                 break
             await self._reader
@@ -193,6 +194,6 @@ class Stream:
 
     def wake(self) -> None:
         """Lets the reader look again."""
-        reader, self._reader = self._reader, None
+        reader, self._reader, self.is_awaited = self._reader, None, False
         if reader is not None and not reader.done():
             reader.set_result(None)

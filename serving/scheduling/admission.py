@@ -66,6 +66,19 @@ class Admission:
         """Blocks of its known tokens and the next one."""
         return -(-min(request.num_tokens + 1, request.limit) // self._block_size)
 
+    def num_uncached_tokens(self) -> int:
+        """Tokens that the waiting sequences would have computed now: those that no rank has, of the
+        sequences that were looked at, and all of those behind them.
+        """
+        return sum(map(self._num_uncached, self._waiting))
+
+    def _num_uncached(self, request: Request) -> int:
+        if not request.chain:
+            return request.num_tokens
+        hashes = request.chain[: self._most_found(request)]
+        found = max(rank.pages.num_found(hashes) for rank in self._ranks)
+        return request.num_tokens - found * self._block_size
+
     def _places(self, request: Request) -> list[Place]:
         pinned = request.asked.rank
         ranks = self._ranks if pinned is None else [self._ranks[pinned]]

@@ -8,6 +8,7 @@ never writes at or beyond a sequence's limit.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from serving.scheduling.plan import NewBlocks, RankPlan
 from serving.scheduling.rank import Rank
@@ -16,9 +17,17 @@ from serving.scheduling.room import Room
 from serving.scheduling.rows import Row
 from serving.scheduling.shapes import Shape, Shapes
 
-# How many drafts each of these sequences would best verify, at most as many as there are; near its
-# limit a sequence tests fewer.
-DraftWidths = Callable[[Sequence[Request]], Sequence[int]]
+
+class DraftChoice(NamedTuple):
+    """How many drafts each of some sequences tests, at most as many as it has and near its limit
+    fewer; and whether new ones are drawn for the step after. A step that tests any draws new ones.
+    """
+
+    widths: Sequence[int]
+    proposes: bool
+
+
+ChooseDrafts = Callable[[Sequence[Request]], DraftChoice]
 
 
 def ready_rows(rank: Rank) -> list[Request]:
@@ -35,7 +44,7 @@ def ready_rows(rank: Rank) -> list[Request]:
 
 
 def plan_decodes(
-    rank: Rank, ready: list[Request], widths: Sequence[int], steps: int, plan: RankPlan, room: Room
+    rank: Rank, ready: list[Request], choice: DraftChoice, steps: int, plan: RankPlan, room: Room
 ) -> tuple[list[Row], bool]:
     """Adds rows of `steps` device steps to the plan; and whether each had the blocks that it needs.
 
@@ -43,7 +52,8 @@ def plan_decodes(
     """
     rows: list[Row] = []
     all_had_room, block_size = True, rank.block_size
-    for request, width in zip(ready, widths, strict=True):
+    proposes = plan.proposes = choice.proposes
+    for request, width in zip(ready, choice.widths, strict=True):
         if request.phase is not Phase.RUNNING:
             continue  # preempted by a row before it
         limit = request.limit
@@ -60,6 +70,7 @@ def plan_decodes(
         request.least += least
         request.most += most
         request.steps_in_flight += 1
+        request.has_drafts = proposes
         plan.decode_slots.append(request.slot)
         plan.decode_widths.append(width)
         rows.append(Row(request, least, most, 0, True, width))

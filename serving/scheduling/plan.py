@@ -49,13 +49,16 @@ class PrefillRow:
 
 @dataclass(kw_only=True, slots=True)
 class RankPlan:
-    """The part of one data rank. Rows of `decode_slots` test `decode_widths` drafts each."""
+    """The part of one data rank. Rows of `decode_slots` test `decode_widths` drafts each, and
+    afterwards have new ones if the rank `proposes`; without that they test none.
+    """
 
     admissions: list[Admission] = field(default_factory=list)
     new_blocks: list[NewBlocks] = field(default_factory=list)
     prefills: list[PrefillRow] = field(default_factory=list)
     decode_slots: list[int] = field(default_factory=list)
     decode_widths: list[int] = field(default_factory=list)
+    proposes: bool = False
 
     @property
     def has_rows(self) -> bool:

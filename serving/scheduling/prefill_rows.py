@@ -62,7 +62,7 @@ def share(prefilling: Sequence[Request], budget: int, block_size: int) -> list[i
 def _plan_chunk(request: Request, length: int, plan: RankPlan) -> Row:
     start = request.prefill_planned
     end = request.prefill_planned = start + length
-    is_last = end == request.prefill_target
+    is_last = request.has_drafts = end == request.prefill_target
     new = int(is_last and not request.yields_nothing)
     request.least += new
     request.most += new

@@ -56,6 +56,7 @@ class Request:
         *("is_synchronous", "takes_single_steps", "phase", "finish_reason", "stop_token"),
         *("weight_version", "rank", "slot", "blocks", "computed", "published"),
         *("prefill_planned", "prefill_target", "least", "most", "steps_in_flight", "bypassed"),
+        "has_drafts",
         *("cached_tokens", "num_preemptions", "draft_tokens", "accepted_tokens"),
     )
 
@@ -165,6 +166,7 @@ class Request:
         self.blocks: list[int] = []
         self.computed = self.published = self.prefill_planned = self.prefill_target = 0
         self.steps_in_flight = 0
+        self.has_drafts = False  # when the last step that is planned has ended
         self.least = self.most = self.num_tokens
 
     def take(self, new_tokens: list[int]) -> list[int]:

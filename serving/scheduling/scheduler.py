@@ -7,13 +7,18 @@ the device keeps tokens, positions and block tables by slot and does what a plan
 """
 
 from collections import deque
-from collections.abc import Sequence
 from random import Random
 
 from configs.sampling import MAX_SEED
 from configs.serving import ServingConfig
 from serving.scheduling.admission import Admission
-from serving.scheduling.decode_rows import DraftWidths, decode_shape, plan_decodes, ready_rows
+from serving.scheduling.decode_rows import (
+    ChooseDrafts,
+    DraftChoice,
+    decode_shape,
+    plan_decodes,
+    ready_rows,
+)
 from serving.scheduling.intake import QueueFullError, checked, entered
 from serving.scheduling.outcome import Progress, take_row
 from serving.scheduling.plan import RankPlan, StepPlan, StepResult
@@ -29,7 +34,7 @@ from serving.scheduling.waiting import WaitingLine
 class Scheduler:
     """The sequences of all data ranks. `num_blocks` are a rank's; `seed` seeds those without one.
 
-    `draft_widths` says how many drafts each sequence should verify; without it all there are.
+    `choose_drafts` says how many drafts each sequence should verify; without it all there are.
     """
 
     def __init__(
@@ -39,7 +44,7 @@ class Scheduler:
         *,
         num_ranks: int = 1,
         seed: int = 0,
-        draft_widths: DraftWidths | None = None,
+        choose_drafts: ChooseDrafts | None = None,
     ):
         self.config, self.shapes = config, Shapes(config, num_blocks)
         self.ranks = [
@@ -55,7 +60,7 @@ class Scheduler:
         self.waiting, self.weight_version, self.is_paused = WaitingLine(), 0, False
         self.room = Room(self.waiting)
         self.admission = Admission(config, self.ranks, self.waiting, self.room)
-        self._widths, self._random = draft_widths, Random(seed)
+        self._choose_drafts, self._random = choose_drafts, Random(seed)
         self._groups: dict[str, list[Request]] = {}
         self._arrivals = self._next_step = 0
         self._in_flight: deque[tuple[StepPlan, list[list[Row]]]] = deque()
@@ -129,7 +134,7 @@ class Scheduler:
         rows, open_prefills = [], []
         for rank, plan, rank_ready in zip(self.ranks, plans, ready, strict=True):
             decodes, had_room = plan_decodes(
-                rank, rank_ready, self._draft_widths(rank_ready), steps, plan, self.room
+                rank, rank_ready, self._drafts(rank_ready), steps, plan, self.room
             )
             rows.append(decodes)
             begun = len(rank.prefilling())
@@ -236,11 +241,11 @@ class Scheduler:
         draining = any(rank.draining for rank in self.ranks)
         return 1 if waits or draining or not any(ready) else self.shapes.many_steps
 
-    def _draft_widths(self, ready: list[Request]) -> Sequence[int]:
+    def _drafts(self, ready: list[Request]) -> DraftChoice:
         most = self.config.num_speculative_tokens
-        if most == 0 or self._widths is None:
-            return [most] * len(ready)
-        return self._widths(ready)
+        if most == 0 or self._choose_drafts is None:
+            return DraftChoice([most] * len(ready), proposes=most > 0)
+        return self._choose_drafts(ready)
 
     def _after(self, rank: Rank, request: Request) -> None:
         """Moves a sequence on after a result: out of the ranks, or back to the line."""

@@ -24,7 +24,7 @@ Survival = tuple[float, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class DraftPlan:
-    """`budget` drafts are tested in all, and the step `proposes` new ones or leaves it out."""
+    """`budget` drafts are tested in all, and the step `proposes` new ones; or neither."""
 
     budget: int
     proposes: bool
@@ -70,7 +70,8 @@ class SpeculationPlanner:
         `prompt_seconds` on prompts. `most` bounds the budget.
 
         Drafting pays if the fastest speculative step makes more tokens a second than a plain one;
-        else the plan does without the drafter, and tests what is there only as far as that pays.
+        else the plan does without the drafter. What is there is not tested then either: a step that
+        tests is one that drafts, and costs as much.
 
         Raises ValueError for more room than the width.
         """
@@ -86,10 +87,10 @@ class SpeculationPlanner:
         plain = prompt_seconds
         speculative = plain + self._costs.draft.seconds(anchors * self._num_drafts)
         _, fastest = best_budget(expected, lambda k: speculative + verifying(anchors + k), most)
-        proposes = fastest > anchors / (plain + verifying(anchors))
-        beside = speculative if proposes else plain
-        budget, _ = best_budget(there, lambda k: beside + verifying(anchors + k), most)
-        return DraftPlan(budget=budget, proposes=proposes)
+        if fastest <= anchors / (plain + verifying(anchors)):
+            return DraftPlan(budget=0, proposes=False)
+        budget, _ = best_budget(there, lambda k: speculative + verifying(anchors + k), most)
+        return DraftPlan(budget=budget, proposes=True)
 
     def widths(self, step: int, room: Mapping[str, int], budget: int) -> list[int]:
         """How many drafts of each request to test, by what the plan knows: the choice where there

@@ -14,6 +14,7 @@ from minimax_jax.sampling import History, SamplingState, probabilities, processe
 from minimax_jax.sampling import SamplingParams as RowParams
 from serving.device import ModelDevice
 from serving.device.row_params import row_params
+from serving.scheduling.decode_rows import ChooseDrafts
 from serving.scheduling.plan import RankResult
 from serving.scheduling.request import Asked, Request
 from serving.scheduling.sampling_params import SamplingParams
@@ -41,9 +42,17 @@ def config_of(**options) -> ServingConfig:
 class Driver:
     """A scheduler and a device without an event loop. A device may have many drivers in a row."""
 
-    def __init__(self, device: ModelDevice, loaded: LoadedModel, num_blocks: int = 0, **options):
-        config = replace(device.config, **options)
-        self.scheduler = Scheduler(config, num_blocks or device.num_blocks)
+    def __init__(
+        self,
+        device: ModelDevice,
+        loaded: LoadedModel,
+        num_blocks: int = 0,
+        *,
+        choose_drafts: ChooseDrafts | None = None,
+        **options,
+    ):
+        config, blocks = replace(device.config, **options), num_blocks or device.num_blocks
+        self.scheduler = Scheduler(config, blocks, choose_drafts=choose_drafts)
         self.device, self.loaded = device, loaded
         self.asked: list[Request] = []
         self.results: list[RankResult] = []
@@ -73,12 +82,12 @@ class Driver:
         self.scheduler.check()
         return True
 
-    def run(self, masks=None) -> list[Request]:
+    def run(self, masks=None, most_steps: int = 1000) -> list[Request]:
         """Until nothing is left to do; all that was asked so far."""
-        for _ in range(1000):
+        for _ in range(most_steps):
             if not self.step(masks):
                 return self.asked
-        raise AssertionError("not done after 1000 steps")
+        raise AssertionError(f"not done after {most_steps} steps")
 
 
 def output(request: Request) -> list[int]:

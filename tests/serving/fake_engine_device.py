@@ -97,7 +97,7 @@ class _Core(FakeDevice):
             id_: entering[id_] if id_ in entering else len(slots[id_].tokens) for id_ in rows
         }
         result = super()._run_rank(rank, plan, step)
-        drafts = {slot: self._propose(rank, slot) for slot in rows} if self._num_drafts else {}
+        drafts = {slot: self._propose(rank, slot) for slot in self._drafting(rank, plan)}
         new = dict(zip(rows, result.prefills + result.decodes, strict=True))
         return RankResult(
             prefills=result.prefills,
@@ -109,6 +109,14 @@ class _Core(FakeDevice):
             confidences={slot: [0.5] * len(row) for slot, row in drafts.items()},
         )
 
+    def _drafting(self, rank: int, plan: RankPlan) -> list[int]:
+        """The slots that get drafts; other rows of the step have none afterwards."""
+        if not self._num_drafts:
+            return []
+        for slot in plan.decode_slots:
+            self._drafts.pop((rank, slot), None)
+        return [row.slot for row in plan.prefills] + plan.decode_slots * plan.proposes
+
     @property
     def _num_drafts(self) -> int:
         return self.scheduler.config.num_speculative_tokens
@@ -119,7 +127,8 @@ class _Core(FakeDevice):
 
     def _matching(self, rank: int, slot, width: int) -> int:
         """How many of the proposed drafts are what the sequence writes under its masks."""
-        drafts, tokens, key = self._drafts[rank, self._id(rank, slot)], list(slot.tokens), None
+        drafts = self._drafts.get((rank, self._id(rank, slot)), ())
+        tokens, key = list(slot.tokens), None
         for place in range(width):
             token = self._choose(rank, slot, tokens, key, place)
             if token != drafts[place]:

@@ -64,8 +64,10 @@ def asked(index: int, **more) -> Asked:
     )
 
 
-def outputs(loaded: LoadedModel, requests: list[Asked], **config):
-    """What each request gives when all are sent together, and how many rows each rank ran."""
+def outputs(loaded: LoadedModel, requests: list[Asked], *, is_ready: bool = False, **config):
+    """What each request gives when all are sent together, and how many rows each rank ran; nothing
+    is compiled for them if the device is ready before.
+    """
     device = ModelDevice(loaded, config_of(**config), num_blocks=40)
     rows, dispatch = [0] * num_data_ranks(loaded.mesh), device.dispatch
 
@@ -75,13 +77,17 @@ def outputs(loaded: LoadedModel, requests: list[Asked], **config):
         return dispatch(plan, masks)
 
     device.dispatch = counted
+    if is_ready:
+        device.warm_up()
 
     async def test():
         async with engine_over(device, loaded) as engine:
             return await asyncio.gather(*(collect(engine.submit(one)) for one in requests))
 
     try:
-        return [whole for (whole,) in run(test)], rows
+        wholes = [whole for (whole,) in run(test)]
+        assert device.compilations_after_ready == 0
+        return wholes, rows
     finally:
         device.close()
 
@@ -97,11 +103,11 @@ def test_mixed_requests_give_on_a_mesh_what_they_give_alone(mesh):
             assert_prompt_is_scored(ALONE, one, whole.parts[0])
 
 
-def test_an_idle_rank_stalls_nobody_and_prefixes_are_found_on_their_rank():
-    first = [asked(index, rank=1) for index in range(3)]
-    wholes, rows = outputs(on_mesh("dp2"), first)
+def test_an_idle_rank_stalls_nobody_and_nothing_is_compiled_after_ready():
+    pinned = [asked(index, rank=1) for index in range(3)]
+    wholes, rows = outputs(on_mesh("dp2"), pinned, is_ready=True)
     assert rows[0] == 0 and rows[1] > 0
-    for one, whole in zip(first, wholes, strict=True):
+    for one, whole in zip(pinned, wholes, strict=True):
         assert_whole_is_right(ALONE, one, 0, whole)
 
 

@@ -1,7 +1,7 @@
 """Speculation on a real device: the tokens are those of plain decoding, whatever is drafted."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from minimax_jax.sampling import packed_mask
 from minimax_jax.speculative.calibration import Calibration
 from minimax_jax.speculative.setup import Speculation
 from serving.device import ModelDevice
+from serving.scheduling.decode_rows import DraftChoice
 from serving.scheduling.sampling_params import StructuredOutput
 from tests.drafter.models import drafted, random_drafter
 from tests.model.models import random_loaded, small
@@ -91,6 +92,30 @@ def test_a_mask_for_each_draft_binds_the_tokens_there(device):
     assert len(output(bound)) == 15
     assert [token % 3 for token in output(bound)] == [place % 3 for place in range(15)]
     assert_right(PLAIN, beside)
+
+
+def drafts_by_length(device, chooses) -> tuple[list[int], dict[int, list[int]]]:
+    """A sequence's tokens, and the drafts after so many of them."""
+    driver, found = Driver(device, PLAIN, choose_drafts=chooses, async_scheduling=False), {}
+    request = driver.ask("r", 50, max_tokens=24, ignore_eos=True)
+    while driver.step():
+        for drafts in driver.results[-1].drafts.values():
+            found[request.num_tokens] = drafts
+    return output(request), found
+
+
+def test_steps_without_drafts_leave_the_drafter_as_drafting_steps_would(device):
+    step = count()
+
+    def sometimes(requests):
+        """Two plain steps, one that draws drafts, one that tests them."""
+        place = next(step) % 4
+        return DraftChoice([3 * (place == 3)] * len(requests), place >= 2)
+
+    always = drafts_by_length(device, lambda some: DraftChoice([0] * len(some), True))
+    tokens, drafts = drafts_by_length(device, sometimes)
+    assert tokens == always[0] and 4 < len(drafts) < len(always[1])
+    assert all(drafts[length] == always[1][length] for length in drafts)
 
 
 @pytest.mark.parametrize(

@@ -10,34 +10,44 @@ from tests.serving.load import COSTS
 DEAR, FREE = COSTS["dear tokens"], COSTS["free tokens"]
 
 
+def request(name: str, **options) -> Request:
+    """One that has drafts."""
+    one = asked(name, 5, max_tokens=40, **options)
+    made = Request(one, 0, seed=0, arrival=0, max_model_len=512)
+    made.has_drafts = True
+    return made
+
+
 def requests(count: int) -> list[Request]:
-    return [
-        Request(asked(f"r{i}", 5, max_tokens=40), 0, seed=0, arrival=i, max_model_len=512)
-        for i in range(count)
-    ]
+    return [request(f"r{i}") for i in range(count)]
 
 
 def test_without_costs_all_drafts_are_tested_but_for_those_beyond_the_limit():
     widths, (one, other) = DraftWidths(3), requests(2)
     other.least = other.limit - 2
-    assert widths([one, other]) == [3, 1] and not widths.learns
+    assert widths([one, other]) == ([3, 1], True) and not widths.learns
+
+
+def test_what_was_not_drawn_is_not_tested():
+    widths, (one, other) = DraftWidths(3), requests(2)
+    one.has_drafts = False
+    assert widths([one, other]) == ([0, 3], True)
 
 
 def test_a_row_with_a_grammar_tests_what_it_has_masks_for():
     widths = DraftWidths(3)
-    bound = asked("g", 5, max_tokens=40, structured_outputs=grammar("regex", "a"))
-    request = Request(bound, 0, seed=0, arrival=0, max_model_len=512)
+    bound = request("g", structured_outputs=grammar("regex", "a"))
     widths.limit = lambda _: 1
-    assert widths([request, *requests(1)]) == [1, 3]
+    assert widths([bound, *requests(1)]).widths == [1, 3]
 
 
-def test_drafts_that_are_never_kept_are_not_tested_where_that_costs():
+def test_drafts_that_are_never_kept_are_not_tested_and_not_drawn_where_that_costs():
     widths, (one,) = DraftWidths(7, DEAR), requests(1)
-    assert widths([one]) == [7]
+    assert widths([one]) == ([7], True)
     for step in range(40):
         widths.learn(step, {}, [(7, 0)])
         widths.step = step + 1
-    assert widths([one]) == [0]
+    assert widths([one]) == ([0], False)
 
 
 def test_confidences_of_two_steps_ago_decide_between_sequences():
@@ -45,12 +55,12 @@ def test_confidences_of_two_steps_ago_decide_between_sequences():
     sure, unsure = [0.99] * 7, [0.01] * 7
     widths.learn(3, {"r0/0": sure, "r1/0": unsure}, [])
     widths.step = 4
-    early = widths([one, other])
+    early = widths([one, other]).widths
     widths.step = 5
-    first, second = widths([one, other])
+    first, second = widths([one, other]).widths
     assert early[1] > 0 and first > 0 and second == 0
     widths.forget(other)
-    assert widths([one, other])[1] > 0
+    assert widths([one, other]).widths[1] > 0
 
 
 def drafted(costs, good: int) -> tuple[list[list[int]], float, int]:

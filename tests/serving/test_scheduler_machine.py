@@ -3,12 +3,15 @@ ever reads or writes a place that is not its own, every output is that of a run 
 is left behind.
 """
 
+from functools import partial
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from configs.serving import ServingConfig
+from serving.scheduling.decode_rows import DraftChoice
 from serving.scheduling.request import Asked, Phase
 from serving.scheduling.sampling_params import SamplingParams, StructuredOutput
 from serving.scheduling.scheduler import Scheduler
@@ -42,6 +45,11 @@ SAMPLING = st.builds(
 )
 
 
+def _some_drafts(most: int, rows) -> DraftChoice:
+    widths = [min(most, one.num_tokens % 4) for one in rows]
+    return DraftChoice(widths, any(widths) or len(rows) % 2 == 0)
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         options=CONFIGS,
@@ -56,7 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ServingConfig(**options),
             num_blocks,
             num_ranks=num_ranks,
-            draft_widths=lambda rows: [one.num_tokens % 4 for one in rows],
+            choose_drafts=partial(_some_drafts, options["num_speculative_tokens"]),
         )
         self.device = FakeDevice(
             self.scheduler,

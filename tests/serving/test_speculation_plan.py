@@ -115,16 +115,16 @@ def test_the_price_of_drafting_decides_whether_to_draft():
         assert planner.plan(2, room).proposes is proposes
 
 
-def test_drafts_that_are_there_are_tested_as_far_as_that_pays_though_no_more_are_drawn():
+def test_drafts_that_are_there_are_not_tested_where_it_does_not_pay_to_draw_more():
     planner, room = planner_that_knows(COSTS["slow drafter"], 1, survival(0.45))
-    assert planner.plan(2, room) == DraftPlan(budget=ALL, proposes=False)
+    assert planner.plan(2, room) == DraftPlan(budget=0, proposes=False)
 
 
-def test_a_drafter_that_is_not_run_again_does_not_count_in_the_price_of_its_last_drafts():
-    costs = StepCosts(verify=table(lambda n: 10 + n), draft=table(lambda n: 100))
-    planner, room = planner_that_knows(costs, 1, survival(0.3))
-    # 1 / 11 < 1.3 / 12 > 1.39 / 13; with 100 more in each all seven would be tested.
-    assert planner.plan(2, room) == DraftPlan(budget=1, proposes=False)
+def test_the_drafter_counts_in_the_price_of_a_step_that_tests():
+    costs = StepCosts(verify=table(lambda n: 10 + n), draft=table(lambda n: 3))
+    planner, room = planner_that_knows(costs, 1, survival(0.6))
+    # 2.176 / 17 < 2.306 / 18 > 2.383 / 19; without the drafter 1.96 / 13 > 2.176 / 14.
+    assert planner.plan(2, room) == DraftPlan(budget=4, proposes=True)
 
 
 def test_a_plan_keeps_to_the_room_of_each_request_and_to_the_most_of_all():
@@ -218,8 +218,8 @@ def test_to_learn_what_drafts_are_worth_costs_little_while_texts_change(name, wi
             everything = verify_all_rate(costs, num_texts, ease, steps)
             ratios.append(planned / max(plain_rate(costs, num_texts), everything))
     print("against the better of the two:", " ".join(f"{ratio:.3f}" for ratio in ratios))
-    # A try costs what drafting does, and this drafter costs 80 % of the target.
-    assert min(ratios) > (0.94 if name == "slow drafter" else 0.985)
+    # A try costs what drafting does, twice, and this drafter costs 80 % of the target.
+    assert min(ratios) > (0.9 if name == "slow drafter" else 0.985)
 
 
 def rate(costs, row, num_requests: int, plan: DraftPlan) -> float:
