@@ -151,3 +151,22 @@ GROUPED = {
         rows=32_768, in_dim=6144, out_dim=768, experts=128, format="nvfp4"
     ),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoECase:
+    """T tokens of width D through X of E experts of width F each."""
+
+    tokens: int  # T
+    choices: int  # X
+    experts: int  # E
+    width: int  # D
+    expert_width: int  # F
+    skewed: bool = False  # all tokens to the same X experts
+
+
+_FULL_MOE = MoECase(tokens=1, choices=4, experts=128, width=6144, expert_width=3072)
+MOE = {
+    **{f"full_{n}": replace(_FULL_MOE, tokens=n) for n in (1, 8, 32, 128, 512, 4096, 16_384)},
+    **{f"full_{n}_skewed": replace(_FULL_MOE, tokens=n, skewed=True) for n in (32, 128, 512, 4096)},
+}

@@ -6,7 +6,7 @@ that of the tokens.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jaxtyping import Array, Int
 
 EIGHT = 8  # rows that the copy engine moves as one tile
 _COMPARED = 1024  # pairs up to which all are compared with all; sorting costs more launches
+_COMPUTE_BOUND = 80  # rows of a group from which on products take longer than reading
 _LARGEST_GROUP = 152  # tokens whose sums fit in the registers beside the decoded weights
 
 
@@ -28,6 +29,7 @@ class Grouping:
     expert: Int[Array, "groups"]  # of each group,
     first: Int[Array, "groups"]  # its first place, in units of 8,
     count: Int[Array, "groups"]  # and how many places it has
+    widths: tuple[int, ...] = field(metadata={"static": True})  # see `group_widths`
 
     @property
     def operands(self) -> tuple[Array, ...]:
@@ -35,18 +37,22 @@ class Grouping:
         return self.num_groups, self.expert, self.first, self.count
 
 
-def group_rows(num_pairs: int, num_experts: int) -> int:
-    """N for so many pairs: the mean of an expert and two standard deviations more, in as many parts
-    as it takes. It depends on shapes alone.
+def group_widths(num_pairs: int, num_experts: int) -> tuple[int, ...]:
+    """Rows that groups have room for, the most last, from shapes alone: the mean of an expert and
+    two standard deviations, in as many parts as it takes. Where the tensor cores count, two lower
+    widths spare them rows that nobody has.
     """
     mean = num_pairs / num_experts
-    wanted = mean + 2 * math.sqrt(mean)
-    parts = math.ceil(wanted / _LARGEST_GROUP)
-    return EIGHT * max(1, math.ceil(wanted / parts / EIGHT))
+    spread = math.sqrt(mean)
+    parts = math.ceil((mean + 2 * spread) / _LARGEST_GROUP)
+    wanted = [(mean + n * spread) / parts for n in (-0.5, 0.5, 2)]
+    widths = [EIGHT * max(1, math.ceil(one / EIGHT)) for one in wanted]
+    return tuple(sorted(set(widths))) if widths[-1] >= _COMPUTE_BOUND else (widths[-1],)
 
 
-def make(experts: Int[Array, "T X"], num_experts: int, rows: int) -> Grouping:
-    """Groups of at most `rows` places; ids outside of 0 .. E - 1 are nowhere."""
+def make(experts: Int[Array, "T X"], num_experts: int) -> Grouping:
+    """Groups of the pairs; ids outside of 0 .. E - 1 are nowhere."""
+    widths = group_widths(experts.size, num_experts)
     T, X = experts.shape
     M, E = T * X, num_experts
     places = _round_up(M + (EIGHT - 1) * min(E, M), EIGHT)
@@ -59,19 +65,24 @@ def make(experts: Int[Array, "T X"], num_experts: int, rows: int) -> Grouping:
     place = jnp.where(flat < E, EIGHT * first_of_pair + rank, places)
     token = jnp.full(places, -1, jnp.int32)
     token = token.at[place].set(jnp.arange(M, dtype=jnp.int32) // X, mode="drop")
-    return Grouping(place, token, *_groups(counts, first, rows, M // rows + min(E, M)))
+    groups = _groups(counts, first, widths[-1], M // widths[-1] + min(E, M))
+    num_groups, expert, start, count = groups
+    return Grouping(place, token, num_groups, expert, start, count, widths)
 
 
 def _groups(counts, first, rows: int, most: int) -> tuple[Array, ...]:
-    """How many groups there are, and each one's expert, first place and count."""
+    """How many groups there are, and each one's expert, first place and count: an expert's are
+    alike, but for the last.
+    """
     parts = -(-counts // rows)
     start = _before(parts)
     group = jnp.arange(most, dtype=jnp.int32)
     expert = jnp.sum((start + parts)[None] <= group[:, None], axis=1, dtype=jnp.int32)
     expert = jnp.minimum(expert, len(counts) - 1)  # of groups past the last
-    part = group - start[expert]
-    count = jnp.clip(counts[expert] - part * rows, 0, rows)
-    return jnp.sum(parts, keepdims=True), expert, first[expert] + part * (rows // EIGHT), count
+    eights = -(-counts // (EIGHT * jnp.maximum(parts, 1)))[expert]
+    skipped = (group - start[expert]) * eights
+    count = jnp.clip(counts[expert] - skipped * EIGHT, 0, eights * EIGHT)
+    return jnp.sum(parts, keepdims=True), expert, first[expert] + skipped, count
 
 
 def _before(sizes: Int[Array, "E"]) -> Int[Array, "E"]:

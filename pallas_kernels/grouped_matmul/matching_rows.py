@@ -8,6 +8,7 @@ Memory: each row of x once a choice (from the L2 after the first), the same writ
 empty are not written.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -63,28 +64,68 @@ def _program(x: Any, token: Any, out: Any) -> None:
 
 
 def _move_row(source: Any, to: Any, place: Word, pieces: int, places: int) -> None:
-    thread, t = lanes.thread(), (lanes.lane() >> 2) & 3
     for first in range(0, pieces, _THREADS * _FLIGHT):
         some = []
         for start in range(first, min(pieces, first + _THREADS * _FLIGHT), _THREADS):
-            piece = thread + start
+            piece = lanes.thread() + start
             inside = lanes.select(piece.below(pieces), piece, lanes.word(pieces - 1))
             some.append((piece, lanes.load_words(source, inside << 4, 4)))
         for piece, words in some:
-            words = _across(words, t)
-            # This lane has pair j = 4 (piece % 4) + t of every t: 16 bytes of half a chunk.
-            half = (piece >> 1) & 1
-            slab = ((piece >> 4) << 1) + half
-            at = ((slab * places + place) << 7) + ((piece & 1) << 6) + (t << 4)
+            slab, sixteen = _target(piece)
+            at = ((slab * places + place) << 7) + (sixteen << 4)
+            swapped = _across(words)
 
-            def store(at=at, words=words):
+            def store(at=at, words=swapped):
                 lanes.store_words(to, at, words)
 
             lanes.when(piece.below(pieces), store)
 
 
-def _across(words: list[Word], t: Word) -> list[Word]:
+def load_rows(rows: int, columns: int, teams: int, transforms: Any) -> Callable:
+    """The same of places `first` .. `first + rows` into shared memory [columns / 64, rows, 64],
+    swizzled, by all threads of `teams` warpgroups together; rows of empty places are any.
+    """
+    pieces = columns // _PIECE
+    threads = teams * _THREADS
+
+    @lanes.code(REF, REF, plgpu.RefType(transforms), SCALAR, SCALAR)
+    def load(_, x, token, to, first, team):
+        source, target = lanes.address(x), lanes.address(to)
+        tokens = lanes.address(token, lanes.scalar(first) << 2)
+        thread = lanes.thread() + lanes.scalar(team) * _THREADS
+        starts = range(0, rows * pieces, threads)
+        for begin in range(0, len(starts), _FLIGHT):
+            some = []
+            for start in starts[begin : begin + _FLIGHT]:
+                inside = thread + start
+                end = lanes.word(rows * pieces - 1)
+                inside = lanes.select(inside.below(rows * pieces), inside, end)
+                row = inside // pieces
+                piece = inside + row * -pieces
+                (source_row,) = lanes.load_words(tokens, row << 2, 1)
+                source_row = lanes.select(source_row.below(0), lanes.word(0), source_row)
+                at = (source_row * pieces + piece) << 4
+                some.append((row, piece, lanes.load_words(source, at, 4)))
+            for row, piece, words in some:
+                slab, sixteen = _target(piece)
+                at = slab * (rows * 128) + (row << 7) + ((sixteen ^ (row & 7)) << 4)
+                lanes.store_words(target, at, _across(words))
+
+    return load
+
+
+def _target(piece: Word) -> tuple[Word, Word]:
+    """Slab and 16 bytes of it that a lane stores: pairs j = 4 (piece % 4) + t of every t."""
+    return ((piece >> 4) << 1) + ((piece >> 1) & 1), ((piece & 1) << 2) + _t()
+
+
+def _t() -> Word:
+    return (lanes.lane() >> 2) & 3
+
+
+def _across(words: list[Word]) -> list[Word]:
     """Word i of the lane t becomes word t of the lane i, of four lanes 4 apart."""
+    t, words = _t(), list(words)
     for bit in (1, 2):
         is_upper = (t & bit).equals(bit)
         for low in (0, 1, 2, 3):

@@ -1,5 +1,5 @@
-"""The ops of this package by the kernels of `hopper`: routed experts as a whole, and one matrix an
-expert.
+"""The ops of this package by the kernels of `products`: routed experts as a whole, and one matrix
+an expert.
 
 Tokens are taken some thousands at a time, so that byte offsets fit in 32 bits. Gradients are the
 reference's: the experts are frozen, so only rows and mixing weights have any.
@@ -13,9 +13,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import refuse_device
-from pallas_kernels.grouped_matmul import by_parts, grouping, hopper, reference
+from pallas_kernels.grouped_matmul import by_parts, grouping, products, reference
 from pallas_kernels.grouped_matmul.activation import Activation
 from pallas_kernels.grouped_matmul.by_parts import Matrices
+from pallas_kernels.grouped_matmul.combined import combined
 from pallas_kernels.grouped_matmul.grouping import Grouping
 from pallas_kernels.grouped_matmul.matching_rows import WIDTHS, matching_rows
 from pallas_kernels.layouts.nvfp4_pages import NVFP4Pages
@@ -73,8 +74,7 @@ def mixture(
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mixture(activation, x, matrices, experts, weights):
     E = matrices.gate.shape[0]
-    rows = grouping.group_rows(experts.size, E)
-    return mixture_of(x, matrices, grouping.make(experts, E, rows), rows, weights, activation)
+    return mixture_of(x, matrices, grouping.make(experts, E), weights, activation)
 
 
 def _forward(activation, x, matrices, experts, weights):
@@ -97,7 +97,6 @@ def mixture_of(
     x: Float[Array, "T D"],
     matrices: Matrices,
     groups: Grouping,
-    rows: int,
     weights: Float[Array, "T X"],
     activation: Activation,
 ) -> Float[Array, "T D"]:
@@ -105,24 +104,9 @@ def mixture_of(
     gate, up, down = matrices
     assert isinstance(gate, NVFP4Pages) and isinstance(up, NVFP4Pages)
     assert isinstance(down, NVFP4Pages)
-    sorted_x = matching_rows(x, groups.token)
-    hidden = hopper.activations(sorted_x, gate, up, groups, rows, activation)
-    y = hopper.outputs(hidden, down, groups, rows)
+    hidden = products.activations(x, gate, up, groups, activation)
+    y = products.outputs(hidden, down, groups)
     return combined(y, groups.place.reshape(weights.shape), weights)
-
-
-def combined(
-    y: Float[Array, "S D"], place: Int[Array, "T X"], weights: Float[Array, "T X"]
-) -> Float[Array, "T D"]:
-    """Each token's rows, weighted, added in the order of its choices; places that y does not have
-    add nothing.
-    """
-    total = jnp.zeros((len(place), y.shape[1]), jnp.float32)
-    for k in range(place.shape[1]):
-        here = (place[:, k] < len(y))[:, None]
-        rows = y[jnp.minimum(place[:, k], len(y) - 1)].astype(jnp.float32)
-        total += jnp.where(here, rows * weights[:, k, None].astype(jnp.float32), 0.0)
-    return total.astype(y.dtype)
 
 
 def grouped_matmul(
@@ -141,9 +125,8 @@ def _matmul(out_dtype, x, weights, group_sizes):
     M, E = len(x), len(group_sizes)
     ends = jnp.cumsum(group_sizes)
     expert = jnp.sum(ends[None] <= jnp.arange(M)[:, None], axis=1)
-    rows = grouping.group_rows(M, E)
-    groups = grouping.make(expert[:, None], E, rows)
-    y = hopper.outputs(matching_rows(x, groups.token), weights, groups, rows, out_dtype)
+    groups = grouping.make(expert[:, None], E)
+    y = products.outputs(matching_rows(x, groups.token), weights, groups, out_dtype)
     return y[jnp.minimum(groups.place, len(y) - 1)]
 
 

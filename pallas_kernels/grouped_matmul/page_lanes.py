@@ -1,4 +1,4 @@
-"""What the lanes of `hopper` do: pages become register operands, rows are laid out to match, sums
+"""What the lanes of `products` do: pages become register operands, rows are laid out to match, sums
 become activations and outputs.
 
 A lane (g, t) = (lane / 4, lane % 4) of warp w has the row 8 w + g of two pages, 32 columns from

@@ -38,6 +38,13 @@ def test_grouped_cases_have_the_shapes_of_their_preset(name):
     assert case.experts == config.moe.num_experts and case.rows % config.moe.experts_per_token == 0
 
 
+@pytest.mark.parametrize("name", cases.MOE)
+def test_moe_cases_have_the_shapes_of_the_full_model(name):
+    case, moe = cases.MOE[name], m3_1_flash().moe
+    assert (case.choices, case.experts) == (moe.experts_per_token, moe.num_experts)
+    assert (case.width, case.expert_width) == (m3_1_flash().hidden_size, moe.expert_dim)
+
+
 def test_dense_cases_have_the_shapes_of_their_preset():
     config, ranks = m3_1_flash(), 4
     a, indexer = config.attention, config.indexer

@@ -1,18 +1,20 @@
 """The code that the lanes of the experts' kernels run, in numpy (`lane_emulator`)."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
 from pallas_kernels import nvfp4_lanes
-from pallas_kernels.grouped_matmul import matching_rows, page_lanes
-from pallas_kernels.grouped_matmul.activation import Activation, swiglu
+from pallas_kernels.grouped_matmul import combined, matching_rows, page_lanes
 from pallas_kernels.layouts import nvfp4_pages
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
 from tests.numerics import assert_close
+from tests.ops import emulated_lanes
 from tests.ops.emulated_lanes import Ref, pair_of
-from tests.ops.lane_emulator import Sums, launch
+from tests.ops.lane_emulator import launch
 
 HALVES = (ml_dtypes.bfloat16, np.float16)
 _THREAD = np.arange(128)
@@ -40,6 +42,43 @@ def test_rows_are_sorted_and_their_columns_permuted(monkeypatch, width):
             slab, element = _place(column % 128)
             expected[column // 128 * 2 + slab, place, element] = x[row, column]
     assert np.array_equal(out.view(np.uint16), expected.view(np.uint16))
+
+
+def test_rows_in_shared_memory_are_the_same_swizzled(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((5, 512)).astype(np.float16)
+    token = np.array([9] * 8 + [3, -1, 0, 4, 4, 2, -1, 1], np.int32)
+    rows = Ref(np.zeros((8, 8, 64), np.float16))
+
+    def kernel(x, token, rows):
+        load = matching_rows.load_rows(8, 512, 1, None)
+        load(x, token, rows, 8, 0)
+
+    launch(monkeypatch, (matching_rows,), 1, kernel, Ref(x), Ref(token), rows)
+    straight = rows.matrix().reshape(8, 8, 64)
+    for place, row in enumerate(token[8:]):
+        for column in range(512):
+            slab, element = _place(column % 128)
+            assert straight[column // 128 * 2 + slab, place, element] == x[max(row, 0), column]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_outputs_are_weighted_and_added_and_absent_ones_left_out(monkeypatch, dtype):
+    rng = np.random.default_rng(2)
+    y = rng.standard_normal((6, 136)).astype(dtype)
+    y[5] = np.nan
+    place = np.array([[3, 0, 6, 1], [6, 6, 6, 6], [2, 2, 4, 0]], np.int32)
+    weights = rng.random((3, 4)).astype(np.float32)
+    out = np.full((3, 136), 7, dtype)
+    for token in range(3):
+        axes = lambda name, token=token: {"token": token, "part": 0}[name]  # noqa: E731
+        monkeypatch.setattr(combined, "lax", SimpleNamespace(axis_index=axes))
+        with monkeypatch.context() as patch:
+            patch.setattr(combined, "lanes", emulated_lanes)
+            combined._program(4, *(Ref(one) for one in (y, place, weights, out)))
+    padded = np.concatenate([y[:5], np.zeros((2, 136), dtype)]).astype(np.float32)
+    expected = (padded[place] * weights[..., None]).sum(1)
+    assert_close(out.astype(np.float32), expected, "bf16")
 
 
 @pytest.mark.parametrize("dtype", HALVES)
