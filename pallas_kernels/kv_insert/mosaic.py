@@ -71,16 +71,17 @@ def kv_insert(
     values = [rows.k, rows.v] + ([] if rows.index_k is None else [rows.index_k])
     norms = [transform.k_norm, *([] if transform.index_norm is None else [transform.index_norm])]
     kernel: Any = pl.kernel(
-        lanes.named("kv_insert", _program, layout, transform.eps, len(values)),
+        lanes.named("kv_insert", _program, layout, transform.eps, len(norms)),
         out_type=(),
         mesh=plgpu.Mesh(grid=rows.k.shape[:1], grid_names=("token",)),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
     )
-    places = jnp.stack([slots.block_ids, slots.places]).astype(jnp.int32)
-    angles = jnp.stack([transform.cos, transform.sin]).astype(jnp.float32)
-    weights = jnp.stack([w.astype(jnp.float32) for w in norms])
+    places = (x.astype(jnp.int32) for x in (slots.block_ids, slots.places))
+    angles = (x.astype(jnp.float32) for x in (transform.cos, transform.sin))
     in_place = jax.new_ref(pool)  # the kernel's operand and result are one buffer
-    kernel(in_place, jnp.asarray(line, jnp.int32).reshape(1), places, angles, weights, *values)
+    # Every array as it is: what would be stacked first costs a launch of its own in every layer.
+    line = jnp.asarray(line, jnp.int32).reshape(1)
+    kernel(in_place, line, *places, *angles, *norms, *values)
     return jax.freeze(in_place)
 
 
@@ -108,42 +109,42 @@ def _vectors(layout: PoolLayout, sources: int) -> list[_Vector]:
     return found
 
 
-def _program(layout, eps, sources, pool, line, places, angles, weights, *values):
-    """All vectors of one token."""
+def _program(layout, eps, num_norms, pool, line, blocks, places, cos, sin, *arrays):
+    """All vectors of one token; `arrays` are norms, then values."""
     token = lax.axis_index("token")
-    block, place, first = places[0, token], places[1, token], line[0]
-    tokens, pairs = angles.shape[1:]
+    block, place, first = blocks[token], places[token], line[0]
+    sources, pairs = len(arrays) - num_norms, cos.shape[1]
 
     @pl.when((block >= 0) & (block < pool.shape[0]))
     def _():
-        @lanes.code(*[REF] * (3 + sources), *[SCALAR] * 3)
-        def insert(_, row, angles, weights, *rest):
-            token, place, first = (lanes.scalar(x) for x in rest[sources:])
-            angle = _Angles(lanes.address(angles), tokens, pairs, token)
+        @lanes.code(*[REF] * (3 + len(arrays)), *[SCALAR] * 3)
+        def insert(_, row, cos, sin, *rest):
+            token, place, first = (lanes.scalar(x) for x in rest[len(arrays) :])
+            angle = _Angles(lanes.address(cos), lanes.address(sin), pairs, token)
             for i, vector in enumerate(_vectors(layout, sources)):
-                at = (token * values[vector.source].shape[1] + vector.head) * (2 * WIDTH)
-                source = lanes.address(rest[vector.source], at + lanes.lane() * (2 * PART))
+                n = num_norms + vector.source
+                at = (token * arrays[n].shape[1] + vector.head) * (2 * WIDTH)
+                source = lanes.address(rest[n], at + lanes.lane() * (2 * PART))
                 to = lanes.address(row, (first + vector.line) * LINE)
-                weight = lanes.address(weights)
 
-                def one(vector=vector, source=source, to=to, weight=weight):
+                def one(vector=vector, source=source, to=to):
                     x = _load(source)
                     if vector.norm is not None:
-                        x = angle.rotate(_normed(x, weight, vector.norm, eps))
-                        x = _stored(x)
+                        weight = _weights(rest[vector.norm], arrays[vector.norm].dtype)
+                        x = _stored(angle.rotate(_normed(x, weight, eps)))
                     _WRITE[vector.component.format](to, vector.component, vector.head, place, x)
 
                 lanes.when(lanes.warp().equals(i % 4), one)
 
-        insert(pool.at[block], angles, weights, *values, token, place, first)
+        insert(pool.at[block], cos, sin, *arrays, token, place, first)
 
 
 @dataclass(frozen=True)
 class _Angles:
     """cos [T, r] and sin [T, r] of a token; dimensions i and i + r turn together."""
 
-    pointer: Any
-    tokens: int
+    cos: Any
+    sin: Any
     pairs: int  # r
     token: Word
 
@@ -151,8 +152,7 @@ class _Angles:
         """a cos - b sin and b cos + a sin of the lanes that hold the first 2 r dimensions."""
         distance = self.pairs // PART  # in lanes
         offset = (self.token * self.pairs + ((lanes.lane() * PART) & (self.pairs - 1))) << 2
-        cos = lanes.load_reals(self.pointer, offset, PART)
-        sin = lanes.load_reals(self.pointer, offset + 4 * self.tokens * self.pairs, PART)
+        cos, sin = (lanes.load_reals(x, offset, PART) for x in (self.cos, self.sin))
         first, turned = lanes.lane().below(distance), lanes.lane().below(2 * distance)
         rotated = []
         for one, c, s in zip(x, cos, sin, strict=True):
@@ -173,13 +173,20 @@ def _stored(x: list[Real]) -> list[Real]:
     return [one for pair in pairs for one in lanes.reals_of_pair(pair, False)]
 
 
-def _normed(x: list[Real], weights: Any, which: int, eps: float) -> list[Real]:
+def _weights(norm: Any, dtype: Any) -> list[Real]:
+    """This lane's four weights of a norm, which are 16 or 32 bits wide."""
+    if dtype == jnp.float32:
+        return lanes.load_reals(lanes.address(norm), lanes.lane() << 4, PART)
+    words = lanes.load_words(lanes.address(norm), lanes.lane() << 3, 2)
+    return [x for one in words for x in lanes.reals_of_pair(one, dtype == jnp.float16)]
+
+
+def _normed(x: list[Real], weight: list[Real], eps: float) -> list[Real]:
     """x / rms(x) * (1 + w), the rms over the warp."""
     square = x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3]
     for distance in (1, 2, 4, 8, 16):
         square = square + lanes.shuffle_xor(square, distance)
     scale = lanes.rsqrt(square * lanes.real(1 / WIDTH) + lanes.real(eps))
-    weight = lanes.load_reals(weights, (lanes.lane() << 4) + 4 * WIDTH * which, PART)
     return [one * scale * (lanes.real(1.0) + w) for one, w in zip(x, weight, strict=True)]
 
 

@@ -147,7 +147,8 @@ def test_inserted_bytes_are_the_references(monkeypatch, kv, index, sparse):
 
     values = [normal(tokens, heads, I), normal(tokens, heads, I), normal(tokens, 1, I)]
     values = values if sparse else values[:2]
-    norms = rng.standard_normal((2 if sparse else 1, I)).astype(np.float32)
+    norms = [rng.standard_normal(I).astype(dtype) for dtype in (np.float32, ml_dtypes.bfloat16)]
+    norms = norms if sparse else norms[:1]
     turns = rng.uniform(0, 6, (tokens, 32))
     angles = np.stack([np.cos(turns), np.sin(turns)]).astype(np.float32)
     places = np.array([[1, -1, 0, 2, 3], [0, 5, 127, 64, 3]], np.int32)  # of three blocks
@@ -165,9 +166,8 @@ def test_inserted_bytes_are_the_references(monkeypatch, kv, index, sparse):
     slots = Slots(block_ids=jnp.asarray(places[0]), places=jnp.asarray(places[1]))
     arguments = (jnp.asarray(pool), layout, jnp.int32(line), rows, slots, transform)
     expected = np.asarray(_insert(*arguments, implementation="reference"))
-    refs = [Ref(x) for x in (pool, np.array([line]), places, angles, norms, *values)]
-    launch(
-        monkeypatch, (mosaic,), tokens, partial(mosaic._program, layout, 1e-6, len(values)), *refs
-    )
+    inputs = pool, np.array([line]), *places, *angles, *norms, *values
+    kernel = partial(mosaic._program, layout, 1e-6, len(norms))
+    launch(monkeypatch, (mosaic,), tokens, kernel, *(Ref(x) for x in inputs))
     differing = (pool != expected).sum()
     assert (pool != 0xFF).sum() > 500 and differing <= 3, differing  # ties of another rounding
