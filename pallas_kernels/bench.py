@@ -62,26 +62,30 @@ class Result:
     limit_us: float
     aim_us: float | None
     us: float | None
+    kernels_us: float | None = None  # of kernels alone, without launches
     failure: str = ""
 
     @property
     def cells(self) -> list[str]:
         """The row of the table."""
         peers = [_number(MICROSECONDS.get(self.name, {}).get(peer)) for peer in PEERS]
-        if self.us is None:
-            return [self.name, "-", "-", _number(self.limit_us), "-", _number(self.aim_us), *peers]
+        rate, share = "-", "-"
+        if self.us is not None:
+            rate = f"{self.bytes / self.us / 1e6:.2f}" if self.bytes else "-"
+            share = f"{self.limit_us / self.us:.0%}"
         return [
             self.name,
             _number(self.us),
-            f"{self.bytes / self.us / 1e6:.2f}" if self.bytes else "-",
+            _number(self.kernels_us),
+            rate,
             _number(self.limit_us),
-            f"{self.limit_us / self.us:.0%}",
+            share,
             _number(self.aim_us),
             *peers,
         ]
 
 
-HEADER = ["case", "us", "TB/s", "limit us", "share", "aim us", *PEERS]
+HEADER = ["case", "us", "kernels us", "TB/s", "limit us", "share", "aim us", *PEERS]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -90,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if jax.default_backend() != "gpu":
         sys.exit(f"the benchmark needs a GPU, and JAX runs on {jax.default_backend()}")
     limits = Limits(bytes_a_second=timing.copy_bandwidth(), flops_a_second=timing.gemm_rate())
-    rows = [row for row in GROUPS[options.ops] if options.only in row.name]
+    rows = [row for ops in options.ops for row in GROUPS[ops] if options.only in row.name]
     results = []
     for row in rows:
         results.append(measure(row, limits))
@@ -104,9 +108,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def measure(row: Benchmark, limits: Limits) -> Result:
     """One row; a kernel that fails leaves its message and does not end the run."""
-    us, failure = None, ""
+    time, failure = None, ""
     try:
-        us = timing.seconds_a_call(row.make()) * 1e6
+        time = timing.time_of_a_call(row.make())
     except (ValueError, RuntimeError) as error:
         failure = f"{type(error).__name__}: {error}"
         print(f"{row.name}: {failure}", file=sys.stderr)
@@ -116,7 +120,8 @@ def measure(row: Benchmark, limits: Limits) -> Result:
         flops=row.flops,
         limit_us=limits.microseconds(row),
         aim_us=row.aim_us,
-        us=us,
+        us=None if time is None else time.whole,
+        kernels_us=None if time is None else time.kernels,
         failure=failure,
     )
 
@@ -129,10 +134,20 @@ def table(results: Sequence[Result]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pallas_kernels.bench", description=__doc__)
-    parser.add_argument("--ops", choices=sorted(GROUPS), required=True, help="the group of ops")
+    known = ", ".join(GROUPS)
+    parser.add_argument("--ops", type=_groups, required=True, help=f"one or more of {known}")
     parser.add_argument("--only", default="", help="just the rows whose name contains this")
     parser.add_argument("--json", type=Path, help="where to write all figures")
     return parser
+
+
+def _groups(text: str) -> list[str]:
+    """Groups of ops, as in `moe,linear`."""
+    names = text.split(",")
+    for name in names:
+        if name not in GROUPS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(GROUPS)}")
+    return names
 
 
 def _surroundings() -> dict[str, str]:

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.device_timeline import profiled
+
 REPEATS = 7  # timings of a program; the median counts
 QUEUED = 4  # runs of a program that are queued at once, so that the device never waits for the host
 # Calls stand one after the other in a recorded command buffer, as the layers of a model do.
@@ -38,13 +40,27 @@ class Chain:
     operands: Sequence[Any]
 
 
-def seconds_a_call(chain: Chain) -> float:
-    """Slope of the time over the number of chained calls: all of them, and a third of them."""
+@dataclass(frozen=True, kw_only=True)
+class CallTime:
+    """Microseconds of a call: with its launches and whatever the host adds, and of kernels alone,
+    as the profiler saw them (None where it sees no device).
+    """
+
+    whole: float
+    kernels: float | None
+
+
+def time_of_a_call(chain: Chain) -> CallTime:
+    """The slope of the time over the number of chained calls, all of them and a third of them; and
+    the kernels of one run of all.
+    """
     many, few = len(chain.operands), max(1, len(chain.operands) // 3)
     assert many > few, "a slope needs two numbers of calls"
-    carry, slow = _seconds(chain, chain.carry, many)
-    _, fast = _seconds(chain, carry, few)
-    return (slow - fast) / (many - few)
+    run, slow = _seconds(chain, chain.carry, many)
+    busy = profiled(run.once, 1).busy_us
+    _, fast = _seconds(chain, run.carry, few)
+    whole = (slow - fast) / (many - few) * 1e6
+    return CallTime(whole=whole, kernels=busy / many if busy else None)
 
 
 def copy_bandwidth() -> float:
@@ -60,8 +76,22 @@ def gemm_rate() -> float:
     return 2 * _GEMM_WIDTH**3 / _median(jax.jit(jnp.matmul), a, b)
 
 
-def _seconds(chain: Chain, carry: Any, calls: int) -> tuple[Any, float]:
-    """The carry afterwards, and the median time of a program of that many calls."""
+@dataclass
+class _Run:
+    """A compiled program of several calls, and the carry that its next run uses up."""
+
+    program: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    carry: Any
+
+    def once(self) -> Any:
+        """One more run; returns what to wait for."""
+        self.carry, outputs = self.program(self.carry, *self.arguments)
+        return self.carry, outputs
+
+
+def _seconds(chain: Chain, carry: Any, calls: int) -> tuple[_Run, float]:
+    """A program of that many calls, and the median time of a run."""
 
     call = jax.jit(chain.call)  # lowered once
 
@@ -76,15 +106,16 @@ def _seconds(chain: Chain, carry: Any, calls: int) -> tuple[Any, float]:
 
     arguments = chain.constants, tuple(chain.operands[:calls])
     program = jax.jit(run, donate_argnums=0, compiler_options=_OPTIONS)
-    carry, _ = jax.block_until_ready(program(carry, *arguments))
+    runs = _Run(program, arguments, carry)
+    jax.block_until_ready(runs.once())
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()
         for _ in range(QUEUED):
-            carry, outputs = program(carry, *arguments)
-        jax.block_until_ready((carry, outputs))
+            last = runs.once()
+        jax.block_until_ready(last)
         times.append((time.perf_counter() - start) / QUEUED)
-    return carry, statistics.median(times)
+    return runs, statistics.median(times)
 
 
 def _median(function: Callable, *arrays: jax.Array) -> float:

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from minimax_jax.batch import Batch
-from minimax_jax.bench.kernels import Timeline, profiled
 from minimax_jax.bench.work import decode_bytes, prefill_flops
 from minimax_jax.cache import POOL_AXES, Cache
 from minimax_jax.model import Model
 from minimax_jax.sampling import SamplingParams, SamplingState
 from minimax_jax.steps import DecodeOptions, DecodeState, decode, prefill
 from pallas_kernels.benchmark import random_pool, random_tables
+from pallas_kernels.device_timeline import Timeline, profiled
 from pallas_kernels.layouts.pool import PoolLayout
 from sharding.apply import named_sharding
 from sharding.axes import DATA

@@ -11,11 +11,11 @@ import pytest
 from configs.presets import m3_1_flash, tiny
 from minimax_jax.__main__ import main
 from minimax_jax.bench.command import shortened
-from minimax_jax.bench.kernels import Kernel, Timeline
 from minimax_jax.bench.work import decode_bytes, page_bytes, prefill_flops
 from minimax_jax.cache import pool_layout
 from minimax_jax.moe import MoE
 from minimax_jax.random_model import random_model
+from pallas_kernels.device_timeline import Kernel, Timeline
 from pallas_kernels.layouts.pool import CacheFormats
 from pallas_kernels.scaled_matmul.reference import expand
 
