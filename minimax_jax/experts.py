@@ -134,11 +134,18 @@ def _own_sum(
         gate, up, down = (matrices[name] for name in _NAMES.values())
         return mixture(x_TD, Matrices(gate, up, down), *choice)
 
-    def linear(part: str, rows: Array, sizes: Array) -> Array:
-        name = _NAMES[part]
-        y = grouped_matmul(rows, matrices[name], sizes)
-        if name in adapters:
-            y += grouped_low_rank(rows, adapters[name], sizes)
-        return y
-
+    linear = partial(_adapted, matrices, adapters)
     return mixture_by(linear, x_TD, matrices["w1"].shape[0], *choice)
+
+
+def _adapted(
+    matrices: dict[str, Weight],
+    adapters: dict[str, LowRank],
+    part: str,
+    rows: Float[Array, "M D"],
+    sizes: Int[Array, "E"],
+) -> Float[Array, "M F"]:
+    """Sorted rows through one of the matrices, and through its adapter if it has one."""
+    name = _NAMES[part]
+    y = grouped_matmul(rows, matrices[name], sizes)
+    return y + grouped_low_rank(rows, adapters[name], sizes) if name in adapters else y
