@@ -1,11 +1,14 @@
 """The command `minimax-jax`: generate, chat, inspect, convert, capacity, plan, bench."""
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+from jax.sharding import Mesh
 from rich.console import Console
 
 from configs.parts import CACHE_FORMATS
@@ -21,10 +24,12 @@ from minimax_jax.convert import convert
 from minimax_jax.generate import Options, PromptLike, generate
 from minimax_jax.inspect import inspect_checkpoint, print_inspection
 from minimax_jax.loaded import LoadedModel, find, load
+from minimax_jax.mesh_flags import add_mesh_flags, joined, mesh_and_rules
 from minimax_jax.plan.command import add_plan
 from minimax_jax.python_tools import PythonTools
 from minimax_jax.sampling_flags import add_sampling_flags, sampling_options
 from minimax_jax.terminal_chat import TerminalChat
+from sharding.rules import SERVE, Rules
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -87,6 +92,7 @@ def _convert(options: argparse.Namespace) -> None:
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_generate)
     _add_model(parser)
+    add_mesh_flags(parser)
     what = parser.add_argument_group("what to answer (each may be repeated)")
     what.add_argument("--prompt", action="append", default=[], help="plain text to continue")
     what.add_argument(
@@ -132,7 +138,9 @@ def _add_thinking(parser: argparse.ArgumentParser) -> Any:
     return chats
 
 
-def _load(options: argparse.Namespace) -> LoadedModel:
+def _load(
+    options: argparse.Namespace, mesh: Mesh | None = None, rules: Rules = SERVE
+) -> LoadedModel:
     text = options.speculative_config
     speculative = options.speculative if text is None else SpeculativeConfig.parse(text)
     loaded = load(
@@ -143,6 +151,8 @@ def _load(options: argparse.Namespace) -> LoadedModel:
         compute=options.compute,
         revision=options.revision,
         speculative=speculative,
+        mesh=mesh,
+        rules=rules,
     )
     print(f"{options.model}: {loaded.report}", file=sys.stderr)
     if loaded.speculation is not None:
@@ -164,10 +174,12 @@ def _generate(options: argparse.Namespace) -> None:
     if not prompts:
         raise ValueError("nothing to answer: give --prompt or --chat")
     tools = [] if options.tools is None else read_tools(options.tools.read_text("utf-8"))
-    loaded = _load(options)
+    joined(options, os.environ)
+    loaded = _load(options, *mesh_and_rules(options))
     how: Options = {**_answering(options), "tools": tools, "logprobs": options.logprobs}
     completions = generate(loaded, prompts, **how)
-    print_answers([*options.prompt, *options.chat], completions, as_json=options.json)
+    if jax.process_index() == 0:
+        print_answers([*options.prompt, *options.chat], completions, as_json=options.json)
 
 
 def _chat(options: argparse.Namespace) -> None:
