@@ -42,7 +42,10 @@ class GRPOConfig:
     samples: int = described(16, "answers to each: the group")
     max_tokens: int = described(64, "longest answer, its thought included")
     temperature: float = described(1.0, "of answers, and of log-probabilities on both sides")
-    wave: int = described(256, "answers in lock-step at most")
+    rollout: Literal["local", "engine"] = described(
+        "local", "answers in lock-step, or by a serving engine (temperature=1 replay=false)"
+    )
+    wave: int = described(256, "answers in lock-step at most, or of the engine at a time")
     rollout_cache: str | None = described(
         None, "a cache format of the rollout alone, to study a mismatch; None: the trainer's"
     )
@@ -120,6 +123,11 @@ class GRPOConfig:
         longest = self.overlong_tokens <= self.max_tokens
         over = f"overlong_tokens={self.overlong_tokens} is more than max_tokens={self.max_tokens}"
         check(longest, over)
+        plain = self.temperature == self.eval_temperature == 1 and not self.replay
+        check(
+            self.rollout == "local" or (plain and self.trained == "lora"),
+            "rollout=engine needs temperature=1, eval_temperature=1, replay=false and trained=lora",
+        )
         known = self.rollout_cache is None or self.rollout_cache in CACHE_FORMATS
         formats = ", ".join(CACHE_FORMATS)
         check(known, f"rollout_cache={self.rollout_cache!r} is not one of {formats}")

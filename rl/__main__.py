@@ -4,15 +4,16 @@ confidences, `eval` measures a model, `tokenizer` makes a tokenizer.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+import serving
 from configs.cli import add_flags, from_flags, read_config
 from configs.drafter_training import DrafterTrainingConfig
 from configs.model import ModelConfig
@@ -22,21 +23,17 @@ from configs.rl import GRPO_PRESETS, GRPOConfig
 from configs.sft import SFTConfig
 from minimax_jax.compiled import keep_compiled_programs
 from minimax_jax.loaded import ASSETS, load
-from minimax_jax.sampling import SamplingParams
-from minimax_jax.speculative.stats import SpeculationStats
+from minimax_jax.lora import Adapter
 from rl.calibrate import add_calibrate
 from rl.curves import plot_runs
-from rl.evaluate import (
-    FAMILY_SETS,
-    Score,
-    held_out,
-    sampled_answers,
-    score_answers,
-    speculation_by_prompt,
-    total,
-)
+from rl.engine_rollout import EngineRollout, Sampled
+from rl.eval_command import add_eval
 from rl.grpo import train_grpo
+from rl.grpo_run import GRPORun
 from rl.grpo_run import start_run as start_grpo
+from rl.peft_files import write_adapter
+from rl.policy import initial_parameters
+from rl.rollouts import RolloutRequest
 from rl.sft import train
 from rl.sft_run import start_run
 from rl.sft_step import DTYPES
@@ -93,7 +90,9 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="go on from the newest checkpoint in --out"
     )
     add_flags(drafter, DrafterTrainingConfig)
-    _add_eval(commands)
+    add_eval(
+        commands.add_parser("eval", allow_abbrev=False, help="exact match on held-out problems")
+    )
     add_calibrate(
         commands.add_parser(
             "calibrate",
@@ -109,22 +108,6 @@ def _parser() -> argparse.ArgumentParser:
         "folder", type=Path, help="holds chat_template.jinja; the files are written here"
     )
     return parser
-
-
-def _add_eval(commands: Any) -> None:
-    evaluate = commands.add_parser(
-        "eval", allow_abbrev=False, help="exact match on held-out problems"
-    )
-    evaluate.set_defaults(run=_eval)
-    evaluate.add_argument("--model", default="tiny", help="a bundled name, a folder or a hub name")
-    evaluate.add_argument("--n", type=int, default=500, help="number of problems")
-    evaluate.add_argument("--family", default="short", help=f"one of {', '.join(FAMILY_SETS)}")
-    evaluate.add_argument("--temperature", type=float, default=1.0)
-    evaluate.add_argument("--seed", type=int, default=0, help="of the sampling; the problems stay")
-    evaluate.add_argument(
-        "--speculative", action="store_true", help="with the model's drafter, and its counts too"
-    )
-    evaluate.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_grpo(commands: Any) -> None:
@@ -150,7 +133,60 @@ def _add_grpo(commands: Any) -> None:
 
 def _grpo(options: argparse.Namespace, console: Console) -> None:
     config = read_config(GRPOConfig, GRPO_PRESETS, options.config, options.overrides)
-    train_grpo(start_grpo(config, options.out), console, resume=options.resume)
+    run = start_grpo(config, options.out)
+    if config.rollout == "local":
+        train_grpo(run, console, resume=options.resume)
+        return
+    with ServedPolicy(run) as engine:
+        served = replace(run, rollout=EngineRollout(engine))
+        train_grpo(served, console, resume=options.resume)
+
+
+class ServedPolicy:
+    """`rl.engine_rollout.Engine`: an engine in this process that serves a run's adapter; use as a
+    context manager.
+    """
+
+    NAME = "policy"
+
+    def __init__(self, run: GRPORun):
+        config, model = run.config, run.loaded.config
+        with TemporaryDirectory() as folder:
+            # how large an adapter is, an engine knows by one; its values come with each policy
+            how = {"rank": config.rank, "alpha": config.alpha, "folder": Path(folder)}
+            write_adapter(initial_parameters(run.loaded, config), model, config.model, **how)
+            self._llm = serving.LLM(
+                config.model,
+                lora=f"{self.NAME}={folder}",
+                dtype={"f32": "float32", "bf16": "bfloat16"}[config.dtype],
+                max_num_seqs=config.wave,
+            )
+
+    def __enter__(self) -> "ServedPolicy":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._llm.close()
+
+    def publish(self, adapter: Adapter) -> None:
+        self._llm.update(adapters={self.NAME: adapter})
+
+    def answers(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], request: RolloutRequest
+    ) -> list[Sampled]:
+        how = {"max_tokens": request.max_tokens, "stop_token_ids": request.stop_ids, "logprobs": 0}
+        params = [serving.SamplingParams(seed=seed, **how) for seed in seeds]
+        outputs = self._llm.generate(prompts, params, adapter=self.NAME, use_tqdm=False)
+        return [_sampled(output.outputs[0]) for output in outputs]
+
+
+def _sampled(found: Any) -> Sampled:
+    tokens, entries = found.token_ids, found.logprobs or []
+    logprobs = [entry[token].logprob for entry, token in zip(entries, tokens, strict=True)]
+    whole = found.finish_reason in ("stop", "length")
+    return Sampled(
+        tokens=tokens, logprobs=logprobs, finish=found.finish_reason if whole else "aborted"
+    )
 
 
 def _plot(options: argparse.Namespace, console: Console) -> None:
@@ -173,55 +209,9 @@ def _drafter(options: argparse.Namespace, console: Console) -> None:
     train_drafter(run, console, resume=options.resume)
 
 
-def _eval(options: argparse.Namespace, console: Console) -> None:
-    if options.family not in FAMILY_SETS:
-        raise ValueError(f"family {options.family!r} is not one of {', '.join(FAMILY_SETS)}")
-    if options.n < 1:
-        raise ValueError(f"n={options.n} is not at least 1")
-    SamplingParams(temperature=options.temperature, seed=options.seed)  # refuses before loading
-    asked = held_out(options.n, FAMILY_SETS[options.family])
-    loaded = load(options.model, speculative=options.speculative)
-    how = {"temperature": options.temperature, "seed": options.seed}
-    answers = sampled_answers(loaded, asked, **how)
-    scores = score_answers(asked, answers)
-    rows = {**scores, "all": total(scores.values())}
-    by_prompt = speculation_by_prompt(answers)
-    stats = SpeculationStats.total(by_prompt.values())
-    if options.json:
-        record: dict[str, object] = {name: _as_json(score) for name, score in rows.items()}
-        if by_prompt:
-            record["speculation"] = stats.to_dict()
-            lengths = {low: one.to_dict() for low, one in by_prompt.items()}
-            record["speculation_by_prompt_tokens"] = lengths
-        print(json.dumps(record))
-        return
-    console.print(
-        _table(rows, f"{options.model}: exact match at temperature {options.temperature:g}")
-    )
-    if by_prompt:
-        console.print(f"speculation: {stats}", highlight=False)
-    if len(by_prompt) > 1:
-        for low, one in by_prompt.items():
-            console.print(f"  prompts of {low} tokens: {one}", highlight=False)
-
-
 def _tokenizer(options: argparse.Namespace, console: Console) -> None:
     tokenizer = train_tokenizer(options.folder)
     console.print(f"{options.folder}: {tokenizer.get_vocab_size()} tokens", highlight=False)
-
-
-def _as_json(score: Score) -> dict[str, object]:
-    low, high = score.interval
-    return {"exact_match": score.rate, "low": low, "high": high, "n": score.total}
-
-
-def _table(rows: dict[str, Score], title: str) -> Table:
-    table = Table("family", "exact match", "95 % interval", "problems", title=title)
-    for name, score in rows.items():
-        low, high = score.interval
-        cells = (f"{score.rate:.1%}", f"{low:.1%} to {high:.1%}", f"{score.hits}/{score.total}")
-        table.add_row(name, *cells)
-    return table
 
 
 if __name__ == "__main__":
