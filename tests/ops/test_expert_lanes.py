@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 
 from pallas_kernels import nvfp4_lanes
 from pallas_kernels.grouped_matmul import combined, matching_rows, page_lanes
+from pallas_kernels.grouped_matmul.activation import Activation, swiglu
 from pallas_kernels.layouts import nvfp4_pages
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
 from tests.numerics import assert_close
 from tests.ops import emulated_lanes
-from tests.ops.emulated_lanes import Ref, pair_of
+from tests.ops.emulated_lanes import Real, Ref, pair_of
 from tests.ops.lane_emulator import launch
 
 HALVES = (ml_dtypes.bfloat16, np.float16)
@@ -90,7 +92,7 @@ def test_decoded_pages_are_the_weights(monkeypatch, dtype):
         jnp.asarray(scales.astype(np.uint8).view(ml_dtypes.float8_e4m3fn)),
         jnp.float32(1),
     )
-    first, second = np.asarray(nvfp4_pages.to_pages(tensor).pages)[:, 0]
+    first, second = np.asarray(jax.jit(nvfp4_pages.to_pages)(tensor).pages)[:, 0]
     found = []
 
     def kernel(first, second):
@@ -105,3 +107,57 @@ def test_decoded_pages_are_the_weights(monkeypatch, dtype):
                 for e in (0, 1):
                     columns = 32 * _T + 2 * (8 * slab + tile) + e
                     assert np.array_equal(pairs[:, e], values[32 * half + 8 * _W + _G, columns])
+
+
+def _tiles(sums):
+    """The tiles of a (64, N) array in the registers of the 128 threads."""
+    return [
+        [Real(sums[16 * _W + _G + 8 * half, 8 * n + 2 * _T + e]) for half in (0, 1) for e in (0, 1)]
+        for n in range(sums.shape[1] // 8)
+    ]
+
+
+def _bits(x):
+    return int(np.float32(x).view(np.int32))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_activations_are_stored_as_rows_of_the_next_product(monkeypatch, dtype):
+    page, first, count, scales, constants = 5, 2, 13, (3.0, 0.5), Activation()
+    sums = np.random.default_rng(3).standard_normal((64, 16)).astype(np.float32) * 4
+    out = Ref(np.full((4, 20, 64), 99, dtype))
+
+    def kernel(out):
+        store = page_lanes.store_activations(out.shape, dtype, constants)
+        store(_tiles(sums), out, page, first, count, *map(_bits, scales))
+
+    launch(monkeypatch, (page_lanes, nvfp4_lanes), 1, kernel, out)
+    rows = np.arange(32) // 8 * 16 + np.arange(32) % 8  # of gate; those of up are 8 further
+    expected = swiglu(
+        jnp.asarray(sums[rows] * scales[0]), jnp.asarray(sums[rows + 8] * scales[1]), constants
+    )
+    assert (out.array[:, :first] == 99).all() and (out.array[:, first + count :] == 99).all()
+    found = np.full((32, count), np.nan, np.float32)
+    for row in range(32):
+        slab, element = _place((32 * page + row) % 128)
+        found[row] = out.array[page // 4 * 2 + slab, first : first + count, element]
+    assert_close(found, np.asarray(expected)[:, :count], "bf16")
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, np.float32])
+def test_outputs_are_stored_at_their_columns(monkeypatch, dtype):
+    page, apart, first, count, width = 2, 3, 1, 6, 224
+    sums = np.random.default_rng(4).standard_normal((64, 8)).astype(np.float32)
+    out = Ref(np.full((9, width), 99, dtype))
+
+    def kernel(out):
+        store = page_lanes.store_outputs(out.shape, dtype)
+        store(_tiles(sums), out, page, first, count, _bits(2.0), apart)
+
+    launch(monkeypatch, (page_lanes, nvfp4_lanes), 1, kernel, out)
+    expected = np.full((9, width), 99, np.float32)
+    for half, start in enumerate((32 * page, 32 * (page + apart))):
+        rows = np.arange(32) // 8 * 16 + np.arange(32) % 8 + 8 * half
+        expected[first : first + count, start : start + 32] = 2 * sums[rows, :count].T
+    kind = "f32" if dtype == np.float32 else "bf16"
+    assert_close(out.array.astype(np.float32), expected, kind)
