@@ -14,10 +14,9 @@ from jaxtyping import Array, Float, Int
 from configs.model import ModelConfig
 from configs.parts import MLPConfig
 from minimax_jax.expert_exchange import are_sent, sum_at_experts
-from minimax_jax.layers import normal
+from minimax_jax.layers import activation, normal
 from minimax_jax.lora import Adapter, LowRank, grouped_low_rank, part
 from pallas_kernels.grouped_matmul import (
-    Activation,
     Matrices,
     grouped_matmul,
     mixture,
@@ -128,8 +127,7 @@ def _own_sum(
     config: MLPConfig,
 ) -> Float[Array, "T D"]:
     """The sum over the experts 0 .. E - 1 that are here; other ids add nothing."""
-    activation = Activation(alpha=config.alpha, limit=config.limit, beta=config.beta)
-    choice = experts_TX, weights_TX, activation
+    choice = experts_TX, weights_TX, activation(config)
     if not adapters:
         gate, up, down = (matrices[name] for name in _NAMES.values())
         return mixture(x_TD, Matrices(gate, up, down), *choice)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Key
 
 from configs.parts import MLPConfig
 from minimax_jax.lora import Adapter, LowRank, low_rank, part
+from pallas_kernels.grouped_matmul import Activation, swiglu
 from pallas_kernels.kv_insert import gemma_norm
 from pallas_kernels.scaled_matmul import scaled_matmuls
 from sharding.mesh import is_partitioned
@@ -84,13 +85,9 @@ class GemmaNorm(nnx.Module):
         return gemma_norm(x, self.weight.get_value(), self.eps)
 
 
-def swiglu(
-    gate: Float[Array, "*rows F"], up: Float[Array, "*rows F"], config: MLPConfig
-) -> Float[Array, "*rows F"]:
-    """SwiGLU-OAI in float32, cast once: the gate is clamped from above only (spec/model 2.10)."""
-    g = jnp.minimum(gate.astype(jnp.float32), config.limit)
-    u = jnp.clip(up.astype(jnp.float32), -config.limit, config.limit)
-    return (g * jax.nn.sigmoid(config.alpha * g) * (u + config.beta)).astype(gate.dtype)
+def activation(config: MLPConfig) -> Activation:
+    """The constants of SwiGLU-OAI."""
+    return Activation(alpha=config.alpha, limit=config.limit, beta=config.beta)
 
 
 class MLP(nnx.Module):
@@ -107,4 +104,4 @@ class MLP(nnx.Module):
     ) -> Float[Array, "*rows D"]:
         of_gate, of_up = part(adapter, "gate_proj"), part(adapter, "up_proj")
         gate, up = linears(x, [(self.gate_proj, of_gate), (self.up_proj, of_up)])
-        return self.down_proj(swiglu(gate, up, self.config), part(adapter, "down_proj"))
+        return self.down_proj(swiglu(gate, up, activation(self.config)), part(adapter, "down_proj"))

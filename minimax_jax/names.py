@@ -10,7 +10,9 @@ such as `layers.3.attention.q_proj.weight`. A `Place` says where a file has a le
     gate half      rows [0, F) of gate and up stacked, or even rows if interleaved
     up half        rows [F, 2F), or odd rows                     (transformers' text-only files)
 
-In a tensor that stacks experts [E, ...] the same two halves are taken of every expert.
+In a tensor that stacks experts [E, ...] the same two halves are taken of every expert. What order
+the bytes of a leaf have in memory is no matter of files: `quantize.has_kernel_order` says where
+`layouts.nvfp4_pages.to_pages` is applied, `quantize.to_form` applies its inverse.
 
 The drafter's parameters are in the same table; their names and paths begin with `dspark.`.
 """

@@ -10,7 +10,6 @@ from pallas_kernels.dispatch import Implementation, choose
 from pallas_kernels.grouped_matmul import by_parts, mosaic, reference
 from pallas_kernels.grouped_matmul.activation import Activation, swiglu
 from pallas_kernels.grouped_matmul.by_parts import Matrices, mixture_by
-from pallas_kernels.grouped_matmul.rows import permute_rows
 from pallas_kernels.scaled_matmul import Weight
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "grouped_matmul",
     "mixture",
     "mixture_by",
-    "permute_rows",
     "swiglu",
 ]
 

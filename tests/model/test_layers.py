@@ -8,8 +8,9 @@ from flax import nnx
 
 from configs.presets import tiny
 from minimax_jax.attention import Attention
-from minimax_jax.layers import MLP, GemmaNorm, Linear, swiglu
+from minimax_jax.layers import MLP, GemmaNorm, Linear, activation
 from minimax_jax.lora import LowRank
+from pallas_kernels.grouped_matmul import swiglu
 from pallas_kernels.layouts import mxfp8, nvfp4
 from tests.numerics import assert_close
 from tests.ops.oracles import gemma_norm
@@ -97,19 +98,19 @@ HAND_NUMBERS = [(10, -10, -41.9997), (-10, 10, -3.2464e-6), (10, 10, 55.99962), 
 
 @pytest.mark.parametrize(("gate", "up", "expected"), HAND_NUMBERS)
 def test_swiglu_of_numbers_worked_by_hand(gate, up, expected):
-    found = swiglu(jnp.float32([gate]), jnp.float32([up]), CONFIG)
+    found = swiglu(jnp.float32([gate]), jnp.float32([up]), activation(CONFIG))
     np.testing.assert_allclose(found[0], expected, rtol=1e-4)
 
 
 def test_swiglu_follows_float64_and_keeps_the_dtype():
     gate, up = (jnp.asarray(5 * _normal(40, seed=s), jnp.bfloat16) for s in (0, 1))
-    found = swiglu(gate, up, CONFIG)
+    found = swiglu(gate, up, activation(CONFIG))
     expected = _swiglu(np.asarray(gate), np.asarray(up))
     assert_close(found, expected.astype(np.float32).astype(jnp.bfloat16), "exact")
 
 
 def test_a_clamped_gate_has_no_gradient():
-    slope = jax.grad(lambda g: swiglu(g[None], jnp.float32([1.0]), CONFIG)[0])
+    slope = jax.grad(lambda g: swiglu(g[None], jnp.float32([1.0]), activation(CONFIG))[0])
     assert slope(jnp.float32(8)) == 0 and slope(jnp.float32(6)) > 0
 
 
