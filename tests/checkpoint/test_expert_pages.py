@@ -13,6 +13,7 @@ from configs.parallel import ParallelConfig
 from configs.presets import tiny
 from minimax_jax import quantize
 from minimax_jax.checkpoint import load_model, parameters_of, save_model
+from minimax_jax.moe import MoE
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
 from pallas_kernels.layouts.nvfp4_pages import NVFP4Pages
 from sharding.mesh import make_mesh
@@ -75,15 +76,20 @@ def test_pages_are_sharded_computed_with_and_saved_as_the_checkpoint(folder, pla
         shard = weight.pages.addressable_shards[0].data
         assert shard.nbytes * mesh.size == weight.pages.nbytes
     x = jax.random.normal(jax.random.key(0), (4, 6, CONFIG.hidden_size))
-    expected = jax.jit(plain.layers[1].mlp.experts)(*_routed(x))
+    expected = jax.jit(_experts(plain))(*_routed(x))
     with jax.set_mesh(mesh):
-        run = jax.jit(lambda *rows: model.layers[1].mlp.experts(*rows, rules=rules))
-        found = run(*_routed(x))
+        found = jax.jit(lambda *rows: _experts(model)(*rows, rules=rules))(*_routed(x))
     total = lambda y: np.asarray(y).sum(0)  # noqa: E731
     assert_close(total(found), total(expected), "f32")
     save_model(model, tmp_path / "pages")
     save_model(plain, tmp_path / "plain")
     assert _bytes(tmp_path / "pages") == _bytes(tmp_path / "plain")
+
+
+def _experts(model):
+    mlp = model.layers[1].mlp
+    assert isinstance(mlp, MoE)
+    return mlp.experts
 
 
 def _routed(x):
