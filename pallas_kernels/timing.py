@@ -9,14 +9,14 @@ these name different memory, so that nothing is read twice from the L2.
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.device_timeline import profiled
+from pallas_kernels.device_timeline import Timeline, profiled
 
 REPEATS = 7  # timings of a program; the median counts
 QUEUED = 4  # runs of a program that are queued at once, so that the device never waits for the host
@@ -42,12 +42,17 @@ class Chain:
 
 @dataclass(frozen=True, kw_only=True)
 class CallTime:
-    """Microseconds of a call: with its launches and whatever the host adds, and of kernels alone,
-    as the profiler saw them (None where it sees no device).
+    """Microseconds of a call with its launches and whatever the host adds, and the kernels of one
+    run of all calls, as the profiler saw them.
     """
 
     whole: float
-    kernels: float | None
+    timeline: Timeline
+
+    @property
+    def kernels(self) -> float | None:
+        """Microseconds of a call's kernels alone; None where the profiler sees no device."""
+        return self.timeline.busy_us or None
 
 
 def time_of_a_call(chain: Chain) -> CallTime:
@@ -57,10 +62,10 @@ def time_of_a_call(chain: Chain) -> CallTime:
     many, few = len(chain.operands), max(1, len(chain.operands) // 3)
     assert many > few, "a slope needs two numbers of calls"
     run, slow = _seconds(chain, chain.carry, many)
-    busy = profiled(run.once, 1).busy_us
+    timeline = replace(profiled(run.once, 1), runs=many)
     _, fast = _seconds(chain, run.carry, few)
     whole = (slow - fast) / (many - few) * 1e6
-    return CallTime(whole=whole, kernels=busy / many if busy else None)
+    return CallTime(whole=whole, timeline=timeline)
 
 
 def copy_bandwidth() -> float:

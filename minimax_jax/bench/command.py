@@ -2,15 +2,18 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from configs.model import ModelConfig
 from configs.parallel import ParallelConfig
 from configs.presets import PRESETS
+from minimax_jax.bench.layer import CALLS, measure_layer, of_layers
 from minimax_jax.bench.steps import Decode, Measured, measure_decode, measure_prefill
 from minimax_jax.cache import local_heads, pool_layout
 from minimax_jax.model import Model
@@ -38,6 +41,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--batch", type=int, nargs="*", default=[1, 32], help="sequences decoded")
     what.add_argument("--context", type=int, default=8192, help="tokens of each")
     what.add_argument("--steps", type=int, default=1, help="tokens of each a dispatch")
+    what.add_argument(
+        "--layer", type=_batch_and_context, nargs="*", default=[], help="one layer, as in 32x32768"
+    )
     what.add_argument("--prefill", type=int, nargs="*", default=[16384], help="tokens of a prompt")
     what.add_argument("--chunk", type=int, default=8192, help="tokens of a prefill step")
     parser.add_argument("--timeline", action="store_true", help="print the time of every kernel")
@@ -51,20 +57,13 @@ def _bench(options: argparse.Namespace) -> None:
             raise ValueError(f"{name}={value} is not at least 1")
     parallel = ParallelConfig.parse(options.parallel)
     config = shortened(PRESETS[options.preset](), options.layers)
-    mesh, rules = make_mesh(parallel), with_parallel(SERVE, parallel)
-    model = random_model(
-        config, options.dtype, options.weights, seed=options.seed, mesh=mesh, rules=rules
-    )
-    stored = config.quantization
-    plain = {"float32": "f32", "bfloat16": "bf16"}[options.dtype]
-    formats = CacheFormats(kv=stored.kv_cache or plain, index=stored.index_cache or plain)
-    layout = pool_layout(config, formats, local_heads(config, mesh))
-    jax.block_until_ready(model)
-    limits = _limits()
-    print(_head(options, config, model, limits), flush=True)
+    mesh, limits = make_mesh(parallel), _limits()
+    if options.layer and mesh.size > 1:
+        raise ValueError(f"--layer is measured on one device, and {parallel} has {mesh.size}")
+    print(_head(options, config, limits), flush=True)
     rows = []
     with jax.set_mesh(mesh):
-        for measured in _measured(options, model, layout):
+        for measured in _measured(options, config, parallel):
             rows.append(_row(measured, limits))
             print(_text(measured, rows[-1], options), flush=True)
     if options.json is not None:
@@ -91,12 +90,51 @@ def shortened(config: ModelConfig, layers: int | None) -> ModelConfig:
     return replace(config, sparse_layers=sparse, moe_layers=moe, drafter=None)
 
 
-def _measured(options: argparse.Namespace, model: Model, layout: PoolLayout):
+def _batch_and_context(text: str) -> tuple[int, int]:
+    batch, _, context = text.partition("x")
+    if not (batch.isdecimal() and context.isdecimal() and int(batch) and int(context)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no batch x context, as in 32x32768")
+    return int(batch), int(context)
+
+
+def _measured(
+    options: argparse.Namespace, config: ModelConfig, parallel: ParallelConfig
+) -> Iterator[Measured]:
+    if options.layer:
+        model, _ = _prepared(options, of_layers(config, 1), parallel)
+        _, layout = _shapes(options, of_layers(config, CALLS))
+        for batch, context in options.layer:
+            yield measure_layer(model, layout, batch, context)
+        del model
+    if options.batch or options.prefill:
+        yield from _measured_steps(options, *_prepared(options, config, parallel))
+
+
+def _measured_steps(
+    options: argparse.Namespace, model: Model, layout: PoolLayout
+) -> Iterator[Measured]:
     for batch in options.batch:
         case = Decode(batch=batch, context=options.context, steps=options.steps)
         yield measure_decode(model, layout, case)
     for tokens in options.prefill:
         yield measure_prefill(model, layout, tokens, options.chunk)
+
+
+def _prepared(
+    options: argparse.Namespace, config: ModelConfig, parallel: ParallelConfig
+) -> tuple[Model, PoolLayout]:
+    """A random model on the devices, and the layout of its pages."""
+    mesh, layout = _shapes(options, config)
+    how = {"seed": options.seed, "mesh": mesh, "rules": with_parallel(SERVE, parallel)}
+    model = random_model(config, options.dtype, options.weights, **how)
+    return jax.block_until_ready(model), layout
+
+
+def _shapes(options: argparse.Namespace, config: ModelConfig) -> tuple[Mesh, PoolLayout]:
+    mesh, stored = make_mesh(ParallelConfig.parse(options.parallel)), config.quantization
+    plain = {"float32": "f32", "bfloat16": "bf16"}[options.dtype]
+    formats = CacheFormats(kv=stored.kv_cache or plain, index=stored.index_cache or plain)
+    return mesh, pool_layout(config, formats, local_heads(config, mesh))
 
 
 def _row(measured: Measured, limits: dict[str, float] | None) -> dict[str, Any]:
@@ -120,14 +158,10 @@ def _row(measured: Measured, limits: dict[str, float] | None) -> dict[str, Any]:
     }
 
 
-def _head(
-    options: argparse.Namespace, config: ModelConfig, model: Model, limits: dict[str, float] | None
-) -> str:
-    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
+def _head(options: argparse.Namespace, config: ModelConfig, limits: dict[str, float] | None) -> str:
     text = (
-        f"{options.preset}, {len(config.sparse_layers)} layers, {nbytes / 1e9:.1f} GB of random "
-        f"{options.weights} weights, {options.parallel} on {jax.devices()[0].device_kind}, "
-        f"JAX {jax.__version__}"
+        f"{options.preset}, {len(config.sparse_layers)} layers of random {options.weights} "
+        f"weights, {options.parallel} on {jax.devices()[0].device_kind}, JAX {jax.__version__}"
     )
     if limits is None:
         return text

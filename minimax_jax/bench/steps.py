@@ -60,6 +60,11 @@ class Measured:
         return self.tokens / self.seconds
 
 
+def fallbacks_of(caught: list[warnings.WarningMessage]) -> tuple[str, ...]:
+    """What was warned of while a program was traced, each once."""
+    return tuple(dict.fromkeys(str(one.message) for one in caught))
+
+
 def measure_decode(model: Model, layout: PoolLayout, case: Decode) -> Measured:
     """Decode steps, greedy, on pages of random bytes."""
     dp = jax.sharding.get_mesh().shape.get(DATA, 1)
@@ -163,7 +168,7 @@ def _timed(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         held = jax.block_until_ready(step(held))
-    fallbacks = tuple(dict.fromkeys(str(one.message) for one in caught))
+    fallbacks = fallbacks_of(caught)
     times = []
     for _ in range(REPEATS):
         start = time.perf_counter()

@@ -9,9 +9,10 @@ import math
 from typing import Any
 
 import jax
+from flax import nnx
 
 from configs.model import ModelConfig
-from minimax_jax.model import Model
+from minimax_jax.model import DecoderLayer, Model
 from minimax_jax.quantize import is_expert, path_of_leaf
 from pallas_kernels.layouts.pool import LINE, PoolLayout
 
@@ -22,9 +23,20 @@ def decode_bytes(
     """Bytes of one decode step of `batch` sequences of `context` tokens; `distinct_experts` is the
     number of experts that are met, summed over layers.
     """
-    dense, of_expert = _weight_bytes(model)
+    layers = sum(model.config.moe_layers)
+    dense, of_expert = _weight_bytes(model, layers * model.config.moe.num_experts)
     rows = batch * model.config.hidden_size * model.dtype.itemsize
     return dense + rows + distinct_experts * of_expert + batch * page_bytes(model, layout, context)
+
+
+def layer_bytes(
+    layer: DecoderLayer, model: Model, layout: PoolLayout, batch: int, context: int, distinct: int
+) -> int:
+    """Bytes of one layer with experts in a decode step; `distinct` experts are met."""
+    dense, of_expert = _weight_bytes(layer, model.config.moe.num_experts)
+    stream = 2 * batch * model.config.hidden_size * model.dtype.itemsize
+    pages = page_bytes(model, layout, context) // len(layout.sparse_layers)
+    return dense + distinct * of_expert + stream + batch * pages
 
 
 def page_bytes(model: Model, layout: PoolLayout, context: int) -> int:
@@ -68,16 +80,15 @@ def _shard(leaf: Any) -> tuple[int, ...]:
     return leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
 
 
-def _weight_bytes(model: Model) -> tuple[int, int]:
+def _weight_bytes(module: nnx.Module, num_experts: int) -> tuple[int, int]:
     """Of one device: bytes of all weights outside of the embedding and the routed experts; and of
-    the experts as a share of all experts that there are.
+    the experts as a share of the `num_experts` that there are in all layers.
     """
     dense = of_experts = 0
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(model):
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(module):
         path, nbytes = path_of_leaf(keys), math.prod(_shard(leaf)) * leaf.dtype.itemsize
         if is_expert(path):
             of_experts += nbytes
         elif path != "embedding":
             dense += nbytes
-    layers = sum(model.config.moe_layers)
-    return dense, of_experts // max(1, layers * model.config.moe.num_experts)
+    return dense, of_experts // max(1, num_experts)

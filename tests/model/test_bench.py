@@ -11,7 +11,8 @@ import pytest
 from configs.presets import m3_1_flash, tiny
 from minimax_jax.__main__ import main
 from minimax_jax.bench.command import shortened
-from minimax_jax.bench.work import decode_bytes, page_bytes, prefill_flops
+from minimax_jax.bench.layer import of_layers
+from minimax_jax.bench.work import decode_bytes, layer_bytes, page_bytes, prefill_flops
 from minimax_jax.cache import pool_layout
 from minimax_jax.moe import MoE
 from minimax_jax.random_model import random_model
@@ -22,7 +23,7 @@ from pallas_kernels.scaled_matmul.reference import expand
 FORMATS = CacheFormats(kv="nvfp4", index="nvfp4")
 
 
-@pytest.mark.slow  # 9 s, with the next one: every shape's bits are a program
+@pytest.mark.slow  # 15 s, with the next one: every shape's bits are a program
 def test_random_matrices_keep_the_size_of_what_they_multiply():
     model = random_model(shortened(tiny(), 2), jnp.bfloat16)
     attention, moe = model.layers[1].attention, model.layers[1].mlp
@@ -59,6 +60,18 @@ def test_bytes_of_a_full_size_decode_step():
     assert found == expected + 4 * (expert * 9 // 16 + 3 * 4)
 
 
+def test_bytes_of_one_layer_are_the_steps_without_head_and_last_norm():
+    config = of_layers(shortened(m3_1_flash(), 1), 1)
+    model = jax.eval_shape(lambda: random_model(config, jnp.bfloat16))
+    layout = pool_layout(of_layers(config, 3), FORMATS)
+    found = layer_bytes(model.layers[0], model, layout, 32, 8192, 80)
+    whole = decode_bytes(model, pool_layout(config, FORMATS), 32, 8192, 80)
+    head_and_norm, row = 200_064 * 6144 * 2 + 2 * 6144, 2 * 6144
+    three = page_bytes(model, layout, 8192)
+    assert three == 3 * page_bytes(model, pool_layout(config, FORMATS), 8192)
+    assert found == whole - head_and_norm + 32 * row  # a row more: it is written, too
+
+
 def test_flops_of_a_prompt():
     """One layer, 4,096 tokens, of which a token sees 2,048 at most: the mean of all is 2,048."""
     config = replace(shortened(m3_1_flash(), 1), moe_layers=(True,))
@@ -77,19 +90,25 @@ def test_a_timeline_counts_a_runs_launches_and_its_pauses():
     assert timeline.by_name == [("a", 5.0, 1.0), ("b", 5.0, 1.0)]
 
 
-@pytest.mark.slow  # 20 s: two programs are compiled
+@pytest.mark.slow  # 40 s: three programs are compiled
 def test_the_command_prints_and_writes_its_figures(tmp_path, capsys):
-    asked = "bench --preset tiny --layers 1 --batch 1 --context 64 --prefill 64 --json".split()
+    asked = "bench --preset tiny --layers 1 --batch 1 --context 64 --prefill 64".split()
+    asked += ["--layer", "2x64", "--json"]
     main([*asked, str(tmp_path / "out.json")])
     printed = capsys.readouterr().out
     assert "decode 1 x 64" in printed and "tokens/s" in printed
     rows = json.loads((tmp_path / "out.json").read_text("utf-8"))["rows"]
-    assert [row["name"] for row in rows] == ["decode 1 x 64", "prefill 64"]
+    assert [row["name"] for row in rows] == ["layer 2 x 64", "decode 1 x 64", "prefill 64"]
     assert all(row["tokens_a_second"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"), [("--layers 9", "layers=9, but the model has 5"), ("--steps 0", "steps=0")]
+    ("flags", "said"),
+    [
+        ("--layers 9", "layers=9, but the model has 5"),
+        ("--steps 0", "steps=0"),
+        ("--layer 32", "'32' is no batch x context"),
+    ],
 )
 def test_a_mistake_is_one_sentence(flags, said, capsys):
     with pytest.raises(SystemExit):
