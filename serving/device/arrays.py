@@ -7,6 +7,7 @@ that no more than half of what runs is padding.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -31,6 +32,16 @@ class Resident:
     def tokens(self) -> np.ndarray:
         """Those that were known when it came in."""
         return np.frombuffer(self.admission.tokens, np.int32)
+
+    @cached_property
+    def has_edits(self) -> bool:
+        """Whether single ids are forbidden or biased; asked in each step."""
+        return self.params.has_edits
+
+    @cached_property
+    def has_penalties(self) -> bool:
+        """Whether tokens before it count; asked in each step."""
+        return self.params.has_penalties
 
 
 Residents = Mapping[Slot, Resident]
@@ -72,8 +83,8 @@ def decode_rows(
         slots=at.reshape(at.size),
         has_mask=has_mask.reshape(at.size),
         asks=Asks(
-            edits=np.array(any(one.params.has_edits for one in here)),
-            penalties=np.array(any(one.params.has_penalties for one in here)),
+            edits=np.array(any(one.has_edits for one in here)),
+            penalties=np.array(any(one.has_penalties for one in here)),
             masks=np.array(has_mask.any()),
             logprobs=np.array(any(map(reports_logprobs, here))),
         ),

@@ -101,9 +101,9 @@ class Residency:
             for rank, own in enumerate(new):
                 self.residents |= {(rank, one.admission.slot): one for one in own}
             yield self._admit_call(new)
-        edited = [[one for one in own if one.params.has_edits] for own in new]
+        edited = [[one for one in own if one.has_edits] for own in new]
         yield from map(self._edits_call, zip_longest(*edited, fillvalue=self._nobody))
-        penalised = [[one for one in own if one.params.has_penalties] for own in new]
+        penalised = [[one for one in own if one.has_penalties] for own in new]
         yield from map(self._penalties_call, zip_longest(*penalised, fillvalue=self._nobody))
         entries = [block_entries(plan.new_blocks, BLOCK_ENTRIES, self.num_slots) for plan in plans]
         yield from map(self._block_call, zip_longest(*entries, fillvalue=self._no_blocks))

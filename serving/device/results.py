@@ -176,6 +176,7 @@ class Dispatched:
         """The tokens of each seat; what else is said of them goes to the results."""
         top = max((seat.resident.admission.sampling.logprobs or 0 for seat in seats), default=0)
         places = [place for one in taken for place in one.places(top)]
+        logprobs = [place.logprobs for place in places if place.logprobs is not None]
         columns = list(zip(*(place.tokens for place in places), strict=True))
         drafts, confidences = self._drafts(taken[-1].drafted)
         for seat in seats:
@@ -187,8 +188,7 @@ class Dispatched:
             if not tokens:
                 continue
             if reports_logprobs(seat.resident):
-                found = [place.logprobs for place in places[: len(tokens)]]
-                result.logprobs[slot] = _row_logprobs(found, seat)
+                result.logprobs[slot] = _row_logprobs(logprobs[: len(tokens)], seat)
             if drafts is not None:
                 result.drafts[slot] = drafts[seat.row]
             if confidences is not None:
@@ -237,13 +237,14 @@ def _as_lists(found: TokenLogprobs, top: int) -> RowLogprobs:
     )
 
 
-def _row_logprobs(places: Sequence[RowLogprobs | None], seat: Seat) -> RowLogprobs:
+def _row_logprobs(places: Sequence[RowLogprobs], seat: Seat) -> RowLogprobs:
     """A row's own of some places, as many of the likeliest as its sequence wants."""
-    top = seat.resident.admission.sampling.logprobs
+    top, row = seat.resident.admission.sampling.logprobs, seat.row
     values, top_ids, top_values = [], [], []
-    for found in places:
-        assert found is not None
-        values.append(found.values[seat.row])
-        top_ids.append(found.top_ids[seat.row][:top])
-        top_values.append(found.top_values[seat.row][:top])
-    return RowLogprobs(values=values, top_ids=top_ids, top_values=top_values)
+    for all_values, all_ids, all_top_values in places:
+        values.append(all_values[row])
+        top_ids.append(all_ids[row])
+        top_values.append(all_top_values[row])
+    if len(top_ids[0]) != top:
+        top_ids, top_values = [ids[:top] for ids in top_ids], [some[:top] for some in top_values]
+    return RowLogprobs(values, top_ids, top_values)

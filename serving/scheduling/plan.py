@@ -7,6 +7,7 @@ slot, which blocks were added, and which slots take part.
 
 from array import array
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from serving.scheduling.sampling_params import SamplingParams
 from serving.scheduling.shapes import Shape
@@ -76,8 +77,7 @@ class StepPlan:
     decode_shape: Shape | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowLogprobs:
+class RowLogprobs(NamedTuple):
     """Log-probabilities of consecutive tokens of a row, and the likeliest ids at each place."""
 
     values: list[float]

@@ -57,6 +57,16 @@ def test_the_least_recently_used_goes_first_and_of_one_sequence_the_last():
     assert pages.num_available == 0
 
 
+def test_how_many_would_be_found_is_known_without_finding_them():
+    pages, names = Pages(4), [name(n) for n in range(4)]
+    blocks = pages.allocate(4)
+    publish_all(pages, blocks, range(4))
+    pages.release(blocks)
+    for left in (4, 3, 2, 1, 0):
+        assert pages.num_found(names) == len(pages.find(names)) == left
+        pages.allocate(bool(left))
+
+
 def test_free_blocks_are_used_before_cached_ones():
     pages = Pages(3)
     blocks = pages.allocate(2)
