@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 from configs.parallel import ParallelConfig
 from sharding.mesh import make_mesh
-from sharding.processes import find_processes, start
+from sharding.processes import find_processes, meet, start
 from sharding.rules import SERVE, Rules, with_parallel
 
 
@@ -43,4 +43,6 @@ def mesh_and_rules(options: argparse.Namespace) -> tuple[Mesh | None, Rules]:
     if options.parallel is None:
         return None, SERVE
     parallel = ParallelConfig.parse(options.parallel)
-    return make_mesh(parallel), with_parallel(SERVE, parallel)
+    mesh = make_mesh(parallel)
+    meet(mesh)
+    return mesh, with_parallel(SERVE, parallel)

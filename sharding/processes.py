@@ -16,6 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from sharding.apply import named_sharding
+from sharding.rules import SERVE
 
 PORT = 8476  # of the leader, if nothing names another
 _FLAGS = "--coordinator, --num-processes and --process-id"
@@ -67,6 +73,18 @@ def start(processes: Processes | None) -> None:
             num_processes=processes.count,
             process_id=processes.index,
         )
+
+
+def meet(mesh: Mesh) -> None:
+    """Adds up one number a device, so that the processes' connections are made while all of them
+    are here: after long compilations they may come too far apart for the waiting time of a
+    transport (30 s with Gloo, on CPUs). Nothing where this process is alone.
+    """
+    if jax.process_count() == 1:
+        return
+    sharding = named_sharding(mesh, ("ranks",), SERVE, (mesh.size,))
+    ones = jax.make_array_from_callback((mesh.size,), sharding, lambda _: np.ones(1))
+    jax.block_until_ready(jax.jit(jnp.sum)(ones))
 
 
 def _from_launcher(environment: Mapping[str, str]) -> tuple[str | None, int | None, int | None]:
