@@ -30,6 +30,11 @@ class DraftChoice(NamedTuple):
 ChooseDrafts = Callable[[Sequence[Request]], DraftChoice]
 
 
+def all_drafts(num_drafts: int, requests: Sequence[Request]) -> DraftChoice:
+    """Tests all of `num_drafts` that each sequence always has."""
+    return DraftChoice([num_drafts] * len(requests), proposes=num_drafts > 0)
+
+
 def ready_rows(rank: Rank) -> list[Request]:
     """The sequences that may take part: their prompts are planned to the end, they surely have a
     token to come, and every token is known of those that need it.

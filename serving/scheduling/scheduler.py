@@ -7,6 +7,7 @@ the device keeps tokens, positions and block tables by slot and does what a plan
 """
 
 from collections import deque
+from functools import partial
 from random import Random
 
 from configs.sampling import MAX_SEED
@@ -14,7 +15,7 @@ from configs.serving import ServingConfig
 from serving.scheduling.admission import Admission
 from serving.scheduling.decode_rows import (
     ChooseDrafts,
-    DraftChoice,
+    all_drafts,
     decode_shape,
     plan_decodes,
     ready_rows,
@@ -60,7 +61,8 @@ class Scheduler:
         self.waiting, self.weight_version, self.is_paused = WaitingLine(), 0, False
         self.room = Room(self.waiting)
         self.admission = Admission(config, self.ranks, self.waiting, self.room)
-        self._choose_drafts, self._random = choose_drafts, Random(seed)
+        all_there_are = partial(all_drafts, config.num_speculative_tokens)
+        self._choose_drafts, self._random = choose_drafts or all_there_are, Random(seed)
         self._groups: dict[str, list[Request]] = {}
         self._arrivals = self._next_step = 0
         self._in_flight: deque[tuple[StepPlan, list[list[Row]]]] = deque()
@@ -134,7 +136,7 @@ class Scheduler:
         rows, open_prefills = [], []
         for rank, plan, rank_ready in zip(self.ranks, plans, ready, strict=True):
             decodes, had_room = plan_decodes(
-                rank, rank_ready, self._drafts(rank_ready), steps, plan, self.room
+                rank, rank_ready, self._choose_drafts(rank_ready), steps, plan, self.room
             )
             rows.append(decodes)
             begun = len(rank.prefilling())
@@ -165,10 +167,9 @@ class Scheduler:
         progress = []
         for rank, rank_rows, rank_result in zip(self.ranks, rows, result.ranks, strict=True):
             new_tokens = rank_result.prefills + rank_result.decodes
-            broken = rank_result.broken
             for row, tokens in zip(rank_rows, new_tokens, strict=True):
                 request = row.request
-                made = take_row(rank, row, tokens, bool(broken) and request.slot in broken)
+                made = take_row(rank, row, tokens, request.slot in rank_result.broken)
                 if made is not None:
                     progress.append(made)
                 if request.finish_reason is not None or request.phase is Phase.DRAINING:
@@ -240,12 +241,6 @@ class Scheduler:
         )
         draining = any(rank.draining for rank in self.ranks)
         return 1 if waits or draining or not any(ready) else self.shapes.many_steps
-
-    def _drafts(self, ready: list[Request]) -> DraftChoice:
-        most = self.config.num_speculative_tokens
-        if most == 0 or self._choose_drafts is None:
-            return DraftChoice([most] * len(ready), proposes=most > 0)
-        return self._choose_drafts(ready)
 
     def _after(self, rank: Rank, request: Request) -> None:
         """Moves a sequence on after a result: out of the ranks, or back to the line."""
