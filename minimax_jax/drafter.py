@@ -22,12 +22,14 @@ from minimax_jax.batch import Batch
 from minimax_jax.cache import POOL_AXES, Cache, layer_pages, own_heads
 from minimax_jax.layers import MLP, GemmaNorm, Linear
 from minimax_jax.rope import rope_angles
+from minimax_jax.shards import of_heads, partial_sums, summed
 from minimax_jax.speculative.heads import ConfidenceHead, MarkovHead
 from pallas_kernels.kv_insert import KeyTransform, Rows, kv_insert, norm_rope
 from pallas_kernels.layouts.pages import Pages, Source
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout, through_cache
 from pallas_kernels.window_attention import window_attention
 from sharding.apply import constrain, local
+from sharding.rules import SERVE
 
 # Logical axes of what a rank takes and gives.
 _HEADS, _KV_HEADS = ("batch", None, "heads", None), ("batch", None, "kv_heads", None)
@@ -71,7 +73,7 @@ class DraftAttention(nnx.Module):
         self.q_proj = Linear(a.num_heads * a.head_dim, dim, ("heads", "embed"), rngs)
         self.k_proj = Linear(kv_dim, dim, ("kv_heads", "embed"), rngs)
         self.v_proj = Linear(kv_dim, dim, ("kv_heads", "embed"), rngs)
-        self.o_proj = Linear(dim, a.num_heads * a.head_dim, ("embed", "heads"), rngs)
+        self.o_proj = Linear(dim, a.num_heads * a.head_dim, ("embed", "attended"), rngs)
         self.q_norm = GemmaNorm(a.head_dim, config.norm_eps)
         self.k_norm = GemmaNorm(a.head_dim, config.norm_eps)
         self.config = config
@@ -93,7 +95,8 @@ class DraftAttention(nnx.Module):
             in_axes = [_HEADS, *[POOL_AXES] * 2, *[_KV_HEADS] * 2, ("batch", None), ("batch",)]
             attend = local(attend, in_axes=in_axes, out_axes=_HEADS)
         out = attend(q, k, v, own_k, own_v, context.block_table, context.lengths)
-        return self.o_proj(out.reshape(B, T, a.num_heads * a.head_dim))
+        heads = out.reshape(B, T, a.num_heads * a.head_dim)
+        return of_heads(self.o_proj, heads, None, SERVE)
 
     def rows(self, x: Float[Array, "T D"]) -> Rows:
         """Raw keys and values: of a block's normed stream, or of the fused context as it is."""
@@ -134,8 +137,9 @@ class DraftLayer(nnx.Module):
     ) -> Float[Array, "B T D"]:
         x = x + self.attention(self.input_norm(x), k, v, context)
         x = constrain(x, "batch", None, "embed")
-        x = x + self.mlp(self.post_attention_norm(x))
-        return constrain(x, "batch", None, "embed")
+        normed, into = self.post_attention_norm(x), ("batch", None, "embed")
+        x = x + summed([partial_sums(self.mlp, normed, None, into=into, rules=SERVE)], SERVE)
+        return constrain(x, *into)
 
 
 class Drafter(nnx.Module):
