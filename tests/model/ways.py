@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from minimax_jax import attention
+from minimax_jax import attention, context_blocks
 from minimax_jax.batch import Batch, pack
 from minimax_jax.cache import pool_layout
 from minimax_jax.context import Context
@@ -34,11 +34,16 @@ NUM_BLOCKS = 24
 CHUNK_WIDTHS = (1, 112, 320)  # shapes that are compiled; a chunk is padded up to one
 
 Seen = dict[str, np.ndarray]
-Ops = dict[str, Callable]  # what `minimax_jax.attention` calls, by name
+Ops = dict[str, Callable]  # what attention calls, by name
 Fault = Callable[[], Ops]  # the ops to call instead; planted to see a proof fail
 KEYS = ("k", "v", "index_k")
 _AXES = {"q": 2, "attended": 2, "index_q": 2, "ids": 2}  # of one token's entry, else 1
-_RECORDED = ("block_select", "sparse_attention", "dense_attention")
+# Who calls them, so that a recorder can stand in their place.
+_CALLERS = {
+    "block_select": context_blocks,
+    "sparse_attention": attention,
+    "dense_attention": attention,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +134,8 @@ def _logits(model: Model, x):
 def _run(layer, x, pool, line, context: Context, fault: Fault | None, attended=None):
     """The layer's output, the pool, and what the layer did; `attended` replaces attention."""
     seen = {"x": x}
-    ops = {name: getattr(attention, name) for name in _RECORDED} | (fault() if fault else {})
+    ops = {name: getattr(caller, name) for name, caller in _CALLERS.items()}
+    ops |= fault() if fault else {}
     ops["block_select"] = _recorded_select(ops["block_select"], seen)
     for name in ("sparse_attention", "dense_attention"):
         op = ops[name] if attended is None else lambda *operands, **options: (attended, None)
@@ -137,7 +143,7 @@ def _run(layer, x, pool, line, context: Context, fault: Fault | None, attended=N
     route = _recorded_router(Router.__call__, seen)
     with ExitStack() as stack:
         for name, op in ops.items():
-            stack.enter_context(mock.patch.object(attention, name, op))
+            stack.enter_context(mock.patch.object(_CALLERS.get(name, attention), name, op))
         stack.enter_context(mock.patch.object(Router, "__call__", route))
         out, pool = layer(x, pool, line, context)
     return out, pool, seen | {"out": out}
