@@ -27,7 +27,7 @@ test: $(INSTALLED)
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
 	.venv/bin/pyright
-	.venv/bin/python -m pytest -n 2 -m "not gpu and not parity and not slow"
+	.venv/bin/python -m pytest -n 2 --dist worksteal -m "not gpu and not parity and not slow"
 
 # Twenty minutes of clients that come, hang up and abort; .ci/run has three of them.
 soak: $(INSTALLED)

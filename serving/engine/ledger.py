@@ -145,7 +145,8 @@ class Ledger:
 
 def _outcomes(part: RankPlan, given: RankResult) -> list[tuple[int, int]]:
     rows = zip(part.decode_widths, given.decodes, strict=True)
-    return [(width, len(tokens) - 1 if tokens else 0) for width, tokens in rows if width]
+    # A row without tokens is of a sequence that had ended: nothing was tested.
+    return [(width, len(tokens) - 1) for width, tokens in rows if width and tokens]
 
 
 def _num_tokens(plan: StepPlan) -> int:

@@ -6,10 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from configs.parallel import ParallelConfig
 from minimax_jax.lora import LowRank
 from serving.device import ModelDevice
-from sharding import make_mesh
 from tests.model.models import random_loaded, random_model, small, tokens
 from tests.serving.devices import Driver, assert_right, config_of, output
 
@@ -125,10 +123,3 @@ def test_an_adapter_of_the_model_and_named_ones_exclude_each_other():
     with pytest.raises(ValueError, match="has an adapter of its own"):
         own = replace(LOADED, adapter=ADAPTERS["one"])
         ModelDevice(own, config_of(), num_blocks=8, adapters=ADAPTERS)
-
-
-@pytest.mark.devices(8)
-def test_several_data_ranks_are_refused():
-    spread = replace(LOADED, mesh=make_mesh(ParallelConfig(dp=2)))
-    with pytest.raises(ValueError, match="runs one data rank, but the mesh has data=2"):
-        ModelDevice(spread, config_of(), num_blocks=8)
