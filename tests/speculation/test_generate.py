@@ -105,6 +105,7 @@ def test_a_stop_string_cuts_inside_a_block(loaded, plain):
         assert found.speculation is None or found.speculation.committed < len(found.token_ids)
 
 
+@pytest.mark.slow
 def test_options_hold_under_speculation(loaded, plain):
     """Penalties and edits see drafts as history; min_tokens counts them."""
     said = plain[0].token_ids
@@ -122,6 +123,7 @@ def test_options_hold_under_speculation(loaded, plain):
     assert all(len(completion.token_ids) >= 30 for completion in found)
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_whatever_stands_beside_it(loaded):
     options = {"temperature": 1.0, **COMMON}
     together = ids(generate(loaded, ASKED, seed=5, **options))

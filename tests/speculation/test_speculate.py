@@ -50,7 +50,13 @@ def draft_rows(run: Run, cache: Cache, row: int, count: int) -> np.ndarray:
     return np.stack(found).reshape(len(found), layout.kv_heads, -1, layout.head_dim)[:, :, :count]
 
 
-@pytest.mark.parametrize("options", [RECTANGLE, PACKED], ids=["rectangle", "packed"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(RECTANGLE, id="rectangle", marks=pytest.mark.slow),
+        pytest.param(PACKED, id="packed"),
+    ],
+)
 def test_a_ragged_batch_commits_what_plain_decoding_does(options, plain):
     """Each sequence tests its own number of drafts, of which its own number is right."""
     widths = np.array([7, 1, 2, 7, 4, 5, 6, 0])
