@@ -148,8 +148,9 @@ class GRPOConfig:
 def tiny_arith() -> GRPOConfig:
     """The bundled model's arithmetic, on a CPU: `make rl-demo`.
 
-    Two groups in three are all right or all wrong, so that many small ones teach more than few
-    large ones: after 30 steps 0.66 of the held-out problems, against 0.61 with 16 x 16 and 1e-3.
+    Two groups in three are all right or all wrong, hence many small ones in place of few large
+    ones, and a learning rate of twice 1e-3: after 30 steps 0.66 of 512 held-out problems, where 16
+    x 16 at 1e-3 had 0.61 of 256. Which of the two changes did it was not measured.
     """
     return GRPOConfig(prompts=32, samples=8, learning_rate=2e-3)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Int, UInt8
 
 from configs.model import ModelConfig
@@ -24,9 +24,21 @@ POOL_AXES = ("ranks", None, None, None)
 NO_ROUTE = 255  # in a record of expert ids: none is known
 
 
-def local_heads(config: ModelConfig, mesh: Mesh | None) -> int:
+def local_heads(config: ModelConfig, mesh: Mesh | AbstractMesh | None) -> int:
     """Key/value heads of a rank; more tensor-parallel ranks than heads share copies of them."""
     return max(1, config.attention.num_kv_heads // (1 if mesh is None else mesh.shape[MODEL]))
+
+
+def formats_of(
+    config: ModelConfig, otherwise: str, *, kv: str | None = None, index: str | None = None
+) -> CacheFormats:
+    """Formats of keys, values and index keys: those asked for, else those that the config's
+    checkpoint names, else `otherwise`.
+    """
+    stored = config.quantization
+    return CacheFormats(
+        kv=kv or stored.kv_cache or otherwise, index=index or stored.index_cache or otherwise
+    )
 
 
 def own_heads(x_BTKH: Array, num_heads: int) -> Float[Array, "B T heads H"]:

@@ -21,7 +21,7 @@ from configs.parts import CacheFormat
 from configs.speculative import SpeculativeConfig
 from minimax_jax import checkpoint
 from minimax_jax.batch import pack
-from minimax_jax.cache import Cache, local_heads, pool_layout
+from minimax_jax.cache import Cache, formats_of, local_heads, pool_layout
 from minimax_jax.chat import ChatTemplate, Tokenizer
 from minimax_jax.checkpoint.folder import read_target_config
 from minimax_jax.drafter import Drafter
@@ -120,10 +120,9 @@ def load(
         raise ValueError(f"dtype {dtype.name} is not one of {', '.join(_COMPUTE)}")
     folder, asked = find(name_or_path, revision), config_of_load(speculative)
     config = read_target_config(folder) if asked is None else drafted_config(folder, asked)
-    stored, computed = config.quantization, _COMPUTE[dtype.name]
-    formats = CacheFormats(
-        kv=kv or stored.kv_cache or computed,
-        index=index or stored.index_cache or computed,
+    computed = _COMPUTE[dtype.name]
+    formats = replace(
+        formats_of(config, computed, kv=kv, index=index),
         draft=computed if asked is None else asked.cache_format(computed),
         compute=compute,
     )

@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from configs.model import ModelConfig
 from configs.parallel import ParallelConfig
 from configs.presets import PRESETS
 from minimax_jax.bench.layer import CALLS, measure_layer, of_layers
 from minimax_jax.bench.steps import Decode, Measured, measure_decode, measure_prefill
-from minimax_jax.cache import local_heads, pool_layout
+from minimax_jax.cache import formats_of, local_heads, pool_layout
 from minimax_jax.model import Model
 from minimax_jax.quantize import FORMATS
 from minimax_jax.random_model import random_model
 from pallas_kernels import timing
-from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
+from pallas_kernels.layouts.pool import PoolLayout
 from sharding.mesh import make_mesh
 from sharding.rules import SERVE, with_parallel
 
@@ -102,7 +101,7 @@ def _measured(
 ) -> Iterator[Measured]:
     if options.layer:
         model, _ = _prepared(options, of_layers(config, 1), parallel)
-        _, layout = _shapes(options, of_layers(config, CALLS))
+        layout = _layout(options, of_layers(config, CALLS))
         for batch, context in options.layer:
             yield measure_layer(model, layout, batch, context)
         del model
@@ -124,17 +123,18 @@ def _prepared(
     options: argparse.Namespace, config: ModelConfig, parallel: ParallelConfig
 ) -> tuple[Model, PoolLayout]:
     """A random model on the devices, and the layout of its pages."""
-    mesh, layout = _shapes(options, config)
-    how = {"seed": options.seed, "mesh": mesh, "rules": with_parallel(SERVE, parallel)}
+    rules, mesh = with_parallel(SERVE, parallel), jax.sharding.get_mesh()
+    how = {"seed": options.seed, "mesh": mesh, "rules": rules}
     model = random_model(config, options.dtype, options.weights, **how)
-    return jax.block_until_ready(model), layout
+    return jax.block_until_ready(model), _layout(options, config)
 
 
-def _shapes(options: argparse.Namespace, config: ModelConfig) -> tuple[Mesh, PoolLayout]:
-    mesh, stored = make_mesh(ParallelConfig.parse(options.parallel)), config.quantization
+def _layout(options: argparse.Namespace, config: ModelConfig) -> PoolLayout:
+    """Of the pages of a rank of the current mesh."""
     plain = {"float32": "f32", "bfloat16": "bf16"}[options.dtype]
-    formats = CacheFormats(kv=stored.kv_cache or plain, index=stored.index_cache or plain)
-    return mesh, pool_layout(config, formats, local_heads(config, mesh))
+    return pool_layout(
+        config, formats_of(config, plain), local_heads(config, jax.sharding.get_mesh())
+    )
 
 
 def _row(measured: Measured, limits: dict[str, float] | None) -> dict[str, Any]:

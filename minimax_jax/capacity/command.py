@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from configs.model import ModelConfig
 from configs.parallel import ParallelConfig
 from configs.parts import CACHE_FORMATS
 from configs.presets import PRESETS
+from minimax_jax.cache import formats_of
 from minimax_jax.capacity import REFERENCE_WEIGHTS, Question, as_the_reference, capacity
 from minimax_jax.capacity.gpus import GB, GPUS, gpu_memory
 from minimax_jax.capacity.plot import plot_capacity
@@ -110,12 +112,8 @@ def _parallel(text: str | None, gpus: int | None) -> ParallelConfig:
 
 
 def _formats(config: ModelConfig, options: argparse.Namespace) -> CacheFormats:
-    stored = config.quantization
-    return CacheFormats(
-        kv=options.kv or stored.kv_cache or "bf16",
-        index=options.index or stored.index_cache or "bf16",
-        draft=options.draft or "bf16",
-    )
+    formats = formats_of(config, "bf16", kv=options.kv, index=options.index)
+    return replace(formats, draft=options.draft or "bf16")
 
 
 def _reference(options: argparse.Namespace, question: Question) -> Reference:

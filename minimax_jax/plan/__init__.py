@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minimax_jax.cache import pool_layout
+from jax.sharding import AbstractMesh
+
 from minimax_jax.capacity.weights import WeightPart, weight_parts
 from minimax_jax.plan.flops import layer_flops
 from minimax_jax.plan.hlo import Collective, collectives
-from minimax_jax.plan.program import Step, partitioned
-from pallas_kernels.layouts.pool import CacheFormats
+from minimax_jax.plan.program import Step, layout_of, partitioned
+from sharding.axes import MESH_AXES
 
 _STRUCTURE = ("shard_map", "while", "body", "closed_call")  # parts of a path that name nothing
 _LAYER = "jit(_run_layer)"  # in the scope of everything that a layer does
@@ -58,15 +59,13 @@ def plan(step: Step) -> Plan:
     the mesh does not divide the model.
     """
     found = collectives(partitioned(step))
-    config, heads = step.config, step.config.attention.num_kv_heads
-    stored = config.quantization
-    formats = CacheFormats(kv=stored.kv_cache or "bf16", index=stored.index_cache or "bf16")
-    layout = pool_layout(config, formats, max(1, heads // step.parallel.tp))
+    config, parallel = step.config, step.parallel
+    layout = layout_of(config, AbstractMesh((parallel.dp, parallel.tp), MESH_AXES))
     return Plan(
         step=step,
         in_layer=_grouped((c for c in found if _LAYER in c.scope), step, step.layers),
         once=_grouped((c for c in found if _LAYER not in c.scope), step, 1),
-        weights=weight_parts(config, step.parallel, step.weights),
+        weights=weight_parts(config, parallel, step.weights),
         page_bytes_per_token=layout.block_bytes / layout.block_size,
         flops=layer_flops(step),
     )

@@ -7,7 +7,6 @@ meets its even share of the tokens. Attention takes four operations an element o
 """
 
 import math
-from dataclasses import replace
 
 from jax.sharding import AbstractMesh
 
@@ -22,7 +21,7 @@ from sharding.rules import SERVE, with_parallel
 
 def layer_flops(step: Step) -> dict[str, float]:
     """By part of the last layer; the parts of a checkpoint, then `attend` and `index`."""
-    parallel, config = step.parallel, replace(step.few_layers)
+    parallel, config = step.parallel, step.few_layers
     mesh = AbstractMesh((parallel.dp, parallel.tp), MESH_AXES)
     rules = with_parallel(SERVE, parallel)
     is_split = parallel.sp and step.tokens % parallel.tp == 0

@@ -15,20 +15,20 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jax.stages import Lowered
 
 from configs.model import ModelConfig
 from configs.parallel import ParallelConfig
 from configs.parts import check
 from minimax_jax.batch import Batch
-from minimax_jax.cache import POOL_AXES, Cache, local_heads, pool_layout
+from minimax_jax.cache import POOL_AXES, Cache, formats_of, local_heads, pool_layout
 from minimax_jax.checkpoint import abstract_model, parameters_of
 from minimax_jax.model import Model
 from minimax_jax.quantize import Format, form_in, is_router, to_form
 from minimax_jax.sampling import SamplingParams, SamplingState
 from minimax_jax.steps import DecodeOptions, DecodeState, decode, prefill
-from pallas_kernels.layouts.pool import LINE, CacheFormats, PoolLayout
+from pallas_kernels.layouts.pool import LINE, PoolLayout
 from sharding.apply import named_sharding
 from sharding.mesh import make_mesh
 from sharding.rules import SERVE, Rules, with_parallel
@@ -110,7 +110,7 @@ def _uncached() -> Iterator[None]:
 def _lowered(step: Step, mesh: Mesh) -> Lowered:
     config, rules = step.few_layers, with_parallel(SERVE, step.parallel)
     model = sharded_shapes(config, step.weights, mesh, rules)
-    layout = _layout(step, mesh)
+    layout = layout_of(step.few_layers, mesh)
     blocks, B = -(-step.context // layout.block_size), step.batch * step.parallel.dp
     shape = (mesh.size, step.batch * blocks, layout.lines, LINE)
     pool = Shape(shape, jnp.uint8, sharding=named_sharding(mesh, POOL_AXES, SERVE, shape))
@@ -137,10 +137,9 @@ def _decode(layout: PoolLayout, model: Model, pool, table, positions, logits):
     return decode(model, None, cache, table, state, sampling, DecodeOptions(steps=1))
 
 
-def _layout(step: Step, mesh: Mesh) -> PoolLayout:
-    stored = step.config.quantization
-    formats = CacheFormats(kv=stored.kv_cache or "bf16", index=stored.index_cache or "bf16")
-    return pool_layout(step.few_layers, formats, local_heads(step.config, mesh))
+def layout_of(config: ModelConfig, mesh: Mesh | AbstractMesh) -> PoolLayout:
+    """The pages of a rank, in the formats that the checkpoint names."""
+    return pool_layout(config, formats_of(config, "bf16"), local_heads(config, mesh))
 
 
 def sharded_shapes(config: ModelConfig, weights: Format, mesh: Mesh, rules: Rules) -> Model:
