@@ -57,3 +57,25 @@ class Device(Protocol):
     def stop_profile(self) -> None:
         """Ends the profile and writes it."""
         ...
+
+
+class Others(Protocol):
+    """The devices of the other processes, which do what this process's does, in its order. Called
+    before it is done here, so that no process waits for one that knows of nothing.
+    """
+
+    def run(self, name: str, adapter: str | None, host: tuple[Any, ...], times: int) -> None:
+        """Run a program so often, with these arrays of the host."""
+        ...
+
+    def update(self, adapters: Mapping[str, Any]) -> None:
+        """Take these adapters from now on."""
+        ...
+
+    def start_profile(self, profile: Profile) -> None:
+        """Begin to profile."""
+        ...
+
+    def stop_profile(self) -> None:
+        """End the profile."""
+        ...

@@ -13,7 +13,7 @@ from serving.device.programs import Call
 from serving.device.residency import Residency
 from serving.device.sampler import Rows
 from serving.device.speculative_step import DraftRows, speculative
-from serving.device.steps import Chunks, State, decode, prefill
+from serving.device.steps import Chunks, decode, prefill
 from serving.device.weights import ServedWeights
 from serving.device_api import Slot
 from serving.scheduling.plan import PrefillRow
@@ -21,7 +21,7 @@ from serving.scheduling.shapes import Shape
 
 
 class StepCalls:
-    """Puts the rows of a plan together with the weights and slots that they need."""
+    """Makes calls of the rows of a plan."""
 
     def __init__(
         self,
@@ -70,20 +70,19 @@ class StepCalls:
             num_slots=self._residency.num_slots,
         )
 
-    def prefill(self, state: State, made: Chunks, shape: Shape, adapter: str | None) -> Call:
+    def prefill(self, made: Chunks, shape: Shape, adapter: str | None) -> Call:
         """A step of these chunks."""
         name = f"prefill of {shape.tokens} tokens, tables of {shape.pages} blocks"
         static = {"top": self._top, "method": self._method}
-        return self._call(name, prefill, state, shape, made, adapter, static)
+        return self._call(name, prefill, shape, made, adapter, static)
 
-    def decode(self, state: State, rows: Rows, shape: Shape, adapter: str | None) -> Call:
+    def decode(self, rows: Rows, shape: Shape, adapter: str | None) -> Call:
         """One device step of these rows."""
         name = f"decode of {shape.rows} rows, tables of {shape.pages} blocks"
-        return self._call(name, decode, state, shape, rows, adapter, {"top": self._top})
+        return self._call(name, decode, shape, rows, adapter, {"top": self._top})
 
     def speculative(
         self,
-        state: State,
         rows: Rows,
         widths: Sequence[Sequence[int]],
         shape: Shape,
@@ -112,19 +111,19 @@ class StepCalls:
         )
         static = {"options": options, "with_options": with_options}
         drafting = DraftRows(rows=rows, widths=padded.reshape(padded.size))
-        return self._call(name, speculative, state, shape, drafting, adapter, static)
+        return self._call(name, speculative, shape, drafting, adapter, static)
 
-    def empty(self, state: State, shape: Shape) -> list[Call]:
+    def empty(self, shape: Shape) -> list[Call]:
         """The calls of this shape, without any sequence."""
         none = [[] for _ in range(self._residency.num_ranks)]
         if shape.kind == "prefill":
-            return [self.prefill(state, self.chunks(none, shape, ())[0], shape, None)]
+            return [self.prefill(self.chunks(none, shape, ())[0], shape, None)]
         rows, calls = self.rows(none, shape, ()), []
         if self._method is None or self._config.speculation_costs is not None:
-            calls.append(self.decode(state, rows, shape, None))
+            calls.append(self.decode(rows, shape, None))
         if self._method is not None:
             calls += [
-                self.speculative(state, rows, none, shape, None, with_options=some)
+                self.speculative(rows, none, shape, None, with_options=some)
                 for some in (False, True)
             ]
         return calls
@@ -133,12 +132,10 @@ class StepCalls:
         self,
         name: str,
         step: Any,
-        state: State,
         shape: Shape,
         rows: Any,
         adapter: str | None,
         static: dict[str, Any],
     ) -> Call:
-        args = (self._weights.of(adapter), state, self._residency.masks, rows)
         static = {"tree": self._weights.tree, "pages": shape.pages, **static}
-        return Call(name=name, step=step, args=args, static=static, donated=1)
+        return Call(name=name, kind="rows", step=step, host=(rows,), static=static, adapter=adapter)

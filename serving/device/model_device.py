@@ -9,9 +9,11 @@ of a dispatch are calls of one program, whose state never leaves the device.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import jax
+import numpy as np
 
 from configs.serving import ServingConfig
 from minimax_jax.cache import Cache
@@ -21,15 +23,16 @@ from serving.device.adapters import Adapters
 from serving.device.calls import StepCalls
 from serving.device.compilations import CompilationCounter
 from serving.device.drafts import no_proposal, speculation_of
+from serving.device.kept import Kept
 from serving.device.placement import by_rank, everywhere, num_data_ranks
-from serving.device.programs import Programs
+from serving.device.programs import Call, Programs
 from serving.device.residency import Residency
 from serving.device.results import Dispatched, Survivals
 from serving.device.slots import Slots
 from serving.device.step_runner import StepRunner
 from serving.device.steps import State
 from serving.device.weights import ServedWeights
-from serving.device_api import Mask, Slot
+from serving.device_api import Mask, Others, Slot
 from serving.engine_api import Profile
 from serving.scheduling.plan import StepPlan
 from serving.scheduling.sampling_params import SamplingParams
@@ -48,10 +51,11 @@ class ModelDevice:
         num_blocks: int,
         *,
         adapters: Mapping[str, Adapter] | None = None,
+        others: Others | None = None,
     ):
         """Raises ValueError with a sentence for what cannot be served."""
         self.config, self.shapes = config, Shapes(config, num_blocks)
-        self._num_blocks = num_blocks
+        self._num_blocks, self._others = num_blocks, others
         self._num_ranks = num_data_ranks(loaded.mesh)
         self._programs = Programs(loaded.on_mesh)
         self._counter: CompilationCounter | None = None
@@ -66,38 +70,37 @@ class ModelDevice:
                 temperatures=speculation.calibration.temperatures,
                 num_drafts=config.num_speculative_tokens,
             )
-        vocab_size = loaded.config.vocab_size
-        num_slots = self._num_ranks * config.max_num_seqs
-        slots = Slots.empty(num_slots, config.max_blocks, vocab_size)
-        if drafter is not None:
-            slots = replace(slots, proposal=no_proposal(loaded.model, drafter, num_slots))
-        slots = by_rank(slots, loaded.mesh)
-        cache = Cache.empty(loaded.layout, num_blocks, loaded.mesh)
+        vocab_size, num_slots = loaded.config.vocab_size, config.max_num_seqs
         self._residency = Residency(
-            self._programs,
-            slots,
             num_ranks=self._num_ranks,
+            num_slots=num_slots,
             num_admitted=self.shapes.max_prefill_rows,
             num_places=1 + config.num_speculative_tokens,
+            vocab_size=vocab_size,
             tokenizer=loaded.tokenizer,
-            place=partial(by_rank, mesh=loaded.mesh),
         )
-        top = min(config.max_logprobs, vocab_size)
+        slots = Slots.empty(self._num_ranks * num_slots, config.max_blocks, vocab_size)
+        if drafter is not None:
+            proposal = no_proposal(loaded.model, drafter, slots.num_slots)
+            slots = replace(slots, proposal=proposal)
+        cache = Cache.empty(loaded.layout, num_blocks, loaded.mesh)
+        masks = np.zeros(self._residency.mask_shape, np.uint32)
+        self._kept = Kept(
+            self._programs,
+            self._weights,
+            State(cache=cache, slots=by_rank(slots, loaded.mesh)),
+            by_rank(masks, loaded.mesh),
+            others,
+        )
         self._calls = StepCalls(
             config,
             self._weights,
             self._residency,
-            top=top,
+            top=min(config.max_logprobs, vocab_size),
             method=None if speculation is None else speculation.config.draft_sample_method,
             num_places=1 if drafter is None else 1 + drafter.config.draft_block,
         )
-        self._runner = StepRunner(
-            self._programs,
-            self.shapes,
-            self._calls,
-            self._residency,
-            State(cache=cache, slots=slots),
-        )
+        self._runner = StepRunner(self._kept, self.shapes, self._calls, self._residency)
 
     @property
     def num_blocks(self) -> int:
@@ -122,8 +125,7 @@ class ModelDevice:
     @property
     def slot_bytes(self) -> int:
         """What is kept beside the weights and the pool."""
-        kept = jax.tree.leaves((self._runner.state.slots, self._residency.masks))
-        return sum(leaf.nbytes for leaf in kept)
+        return self._kept.num_bytes
 
     def check(self, sampling: SamplingParams) -> None:
         """Raises ValueError with a sentence for options that no row can have."""
@@ -136,27 +138,30 @@ class ModelDevice:
 
         `progress` hears of each one when it is done: its name, how many are, how many there are.
         """
-        calls = self._residency.warm_up_calls(self._runner.state.slots)
-        for shape in self.shapes.all():
-            calls += self._calls.empty(self._runner.state, shape)
-        unique = list({call.name: call for call in calls}.values())
-        done: list[str] = []
+        calls, done = self.calls(), list[str]()
 
         def tell(name: str) -> None:
             done.append(name)
             if progress is not None:
-                progress(name, len(done), len(unique))
+                progress(name, len(done), len(calls))
 
-        self._programs.complete(unique, tell)
+        arguments = map(self._kept.arguments, calls.values())
+        self._programs.complete(list(zip(calls.values(), arguments, strict=True)), tell)
         self._counter = CompilationCounter()
+
+    def calls(self) -> dict[str, Call]:
+        """A call of each program that a plan may need, by name, in which nobody takes part."""
+        calls = self._residency.warm_up_calls()
+        calls += chain.from_iterable(map(self._calls.empty, self.shapes.all()))
+        return {call.name: call for call in calls}
 
     def largest_temporaries(self) -> int:
         """Bytes that the largest steps of each kind take while they run; compiles them."""
         largest = {shape.kind: shape for shape in sorted(self.shapes.all())}
         sizes = []
         for shape in largest.values():
-            call = self._calls.empty(self._runner.state, shape)[-1]  # the form with more to do
-            needs = self._programs.prepare(call).memory_analysis()
+            call = self._calls.empty(shape)[-1]  # the form with more to do
+            needs = self._programs.prepare(call, self._kept.arguments(call)).memory_analysis()
             assert needs is not None, "this backend tells nothing of a program's memory"
             results = needs.output_size_in_bytes - needs.alias_size_in_bytes
             sizes.append(needs.temp_size_in_bytes + results)
@@ -175,9 +180,8 @@ class ModelDevice:
             raise ValueError(
                 f"the plan has {len(plan.ranks)} data ranks, and the device {self._num_ranks}"
             )
-        state = self._runner.state
-        slots = self._residency.apply(state.slots, plan.ranks, masks)
-        self._runner.state = replace(state, slots=slots)
+        for call in self._residency.update_calls(plan.ranks, masks):
+            self._kept.run(call)
         prefills, decodes = [], []
         if plan.prefill_shape is not None:
             prefills = self._runner.prefills(plan.ranks, plan.prefill_shape, masks)
@@ -191,20 +195,32 @@ class ModelDevice:
             survivals=self._survivals,
         )
 
+    def run(self, call: Call, times: int) -> None:
+        """Runs a call that another process has made, of one of `calls`."""
+        self._kept.run(call, times)
+
     # ---- other weights, profiles
 
     def update(self, *, params: Any = None, adapters: Mapping[str, Any] | None = None) -> None:
         """From the next step on another model of the same shapes, or other adapters; those that
         are not named stay. Raises ValueError before anything is changed.
         """
+        if self._others is not None and params is not None:
+            raise ValueError("with several processes adapters can be changed, and weights not yet")
         self._weights.update(params, adapters or {})
+        if self._others is not None:
+            self._others.update(adapters or {})
 
     def start_profile(self, profile: Profile) -> None:
         """Begins to profile at once."""
+        if self._others is not None:
+            self._others.start_profile(profile)
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = int(profile.with_python)
         jax.profiler.start_trace(profile.folder, profiler_options=options)
 
     def stop_profile(self) -> None:
         """Ends the profile and writes it."""
+        if self._others is not None:
+            self._others.stop_profile()
         jax.profiler.stop_trace()

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from sharding import SERVE, constrain, named_sharding
@@ -34,6 +35,11 @@ def by_rank(tree: Any, mesh: Mesh | None) -> Any:
 def kept_by_rank(tree: Any) -> Any:
     """The same of what a step gives, so that the next step finds it where it takes it from."""
     return jax.tree.map(lambda x: constrain(x, "batch", *[None] * (x.ndim - 1)), tree)
+
+
+def for_host(tree: Any) -> Any:
+    """What a step gives the host: on every device, so that each process can read all of it."""
+    return jax.tree.map(lambda x: constrain(x, *[None] * x.ndim), tree)
 
 
 def on_each_rank(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,6 +82,11 @@ def _placed(tree: Any, mesh: Mesh | None, first: str | None) -> Any:
 
     def place(x: Any) -> jax.Array:
         axes = (first, *[None] * (x.ndim - 1)) if x.ndim else ()
-        return jax.device_put(x, named_sharding(mesh, axes, SERVE, x.shape))
+        sharding = named_sharding(mesh, axes, SERVE, x.shape)
+        if sharding.is_fully_addressable:
+            return jax.device_put(x, sharding)
+        # Each process has the whole and takes its shards, which needs no word of the others.
+        whole = np.asarray(x)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
     return jax.tree.map(place, tree)

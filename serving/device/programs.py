@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -21,15 +21,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A step, a pure function, with what it is called with; calls of one name differ in the values
-    of `args` alone. Argument `donated` is given to the step, which writes its result there.
+    """A step, a pure function, with what the host gives it; calls of one name differ in the values
+    of `host`, and in the adapter, alone. `kind` says what it takes of what is kept (`kept.Kept`).
     """
 
     name: str
+    kind: Literal["slots", "masks", "rows"]
     step: Callable[..., Any]
-    args: tuple[Any, ...]
+    host: tuple[Any, ...]
     static: Mapping[str, Any] = field(default_factory=dict)
-    donated: int = 0
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """All that a step is called with; it writes its result where argument `donated` is."""
+
+    values: tuple[Any, ...]
+    donated: int
 
 
 class Programs:
@@ -40,34 +49,37 @@ class Programs:
         self._compiled: dict[str, jax.stages.Compiled] = {}
         self.are_complete = False  # from then on a missing one is worth a warning
 
-    def prepare(self, call: Call) -> jax.stages.Compiled:
+    def prepare(self, call: Call, arguments: Arguments) -> jax.stages.Compiled:
         """The program of a call, which is not made."""
         program = self._compiled.get(call.name)
         if program is None:
             if self.are_complete:
                 _log.warning("%s is compiled while requests wait for it", call.name)
-            program = self._compiled[call.name] = self._traced(call).compile()
+            program = self._compiled[call.name] = self.traced(call, arguments).compile()
         return program
 
-    def complete(self, calls: Sequence[Call], done: Callable[[str], None]) -> None:
+    def complete(
+        self, calls: Sequence[tuple[Call, Arguments]], done: Callable[[str], None]
+    ) -> None:
         """Makes those that are not there yet, several at once; `done` hears each one's name."""
-        missing = [call for call in calls if call.name not in self._compiled]
+        missing = [one for one in calls if one[0].name not in self._compiled]
         with ThreadPoolExecutor(min(MAX_AT_ONCE, os.cpu_count() or 1)) as pool:
-            making = {pool.submit(self._traced(call).compile): call.name for call in missing}
+            making = {pool.submit(self.traced(*one).compile): one[0].name for one in missing}
             for future in as_completed(making):
                 self._compiled[making[future]] = future.result()
                 done(making[future])
         self.are_complete = True
 
-    def _traced(self, call: Call) -> jax.stages.Lowered:
-        leaves, trees = zip(*map(jax.tree.flatten, call.args), strict=True)
+    def traced(self, call: Call, arguments: Arguments) -> jax.stages.Lowered:
+        """The program of a call before it is compiled."""
+        leaves, trees = zip(*map(jax.tree.flatten, arguments.values), strict=True)
         step = partial(_run_on_leaves, partial(call.step, **call.static), trees)
         with self._context():
-            return jax.jit(step, donate_argnums=call.donated).lower(*leaves)
+            return jax.jit(step, donate_argnums=arguments.donated).lower(*leaves)
 
-    def run(self, call: Call) -> Any:
+    def run(self, call: Call, arguments: Arguments) -> Any:
         """What the step gives; it is compiled first if it was not prepared."""
-        return self.prepare(call)(*map(jax.tree.leaves, call.args))
+        return self.prepare(call, arguments)(*map(jax.tree.leaves, arguments.values))
 
     def by_name(self) -> Mapping[str, jax.stages.Compiled]:
         """What is compiled."""

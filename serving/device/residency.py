@@ -7,7 +7,6 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-import jax
 import numpy as np
 
 from minimax_jax.chat import Tokenizer
@@ -18,9 +17,8 @@ from serving.device.admitted import admitted, block_entries, edits_row, penaltie
 from serving.device.arrays import Resident, joined
 from serving.device.limits import LIMITS
 from serving.device.placement import kept_by_rank, on_each_rank
-from serving.device.programs import Call, Programs
+from serving.device.programs import Call
 from serving.device.row_params import row_params
-from serving.device.slots import Slots
 from serving.device_api import Mask, Slot
 from serving.scheduling.plan import Admission, NewBlocks, RankPlan
 from serving.scheduling.sampling_params import SamplingParams
@@ -30,58 +28,56 @@ MASK_ROWS = 8  # of a rank's masks, in one update
 
 
 class Residency:
-    """The sequences of all slots of all data ranks. The device's slots themselves are passed in and
-    given back.
-    """
+    """The sequences of all slots of all data ranks, as the host knows them."""
 
     def __init__(
         self,
-        programs: Programs,
-        slots: Slots,
         *,
         num_ranks: int,
+        num_slots: int,
         num_admitted: int,
         num_places: int,
+        vocab_size: int,
         tokenizer: Tokenizer | None,
-        place: Callable[[Any], Any],
     ):
-        """At most `num_admitted` sequences come in with one plan, and a grammar's mask has at most
-        `num_places` places.
+        """Of each rank there are `num_slots`; at most `num_admitted` sequences come in with one
+        plan, and a grammar's mask has at most `num_places` places.
         """
         self.residents: dict[Slot, Resident] = {}
-        self.num_ranks, self.num_slots = num_ranks, slots.num_slots // num_ranks
-        self._programs, self._tokenizer = programs, tokenizer
-        self._num_admitted = num_admitted
-        assert slots.history.counts is not None
-        self._vocab_size = slots.history.counts.shape[1]
-        words = -(-self._vocab_size // BITS)
-        self.masks: jax.Array = place(np.zeros((slots.num_slots, num_places, words), np.uint32))
+        self.num_ranks, self.num_slots = num_ranks, num_slots
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._num_admitted, self._num_places = num_admitted, num_places
         nobody = replace(_NOBODY, slot=self.num_slots)
         self._nobody = Resident(admission=nobody, params=self._params_of(nobody))
         no_block = NewBlocks(slot=self.num_slots, first=0, block_ids=[0])
         [self._no_blocks] = block_entries([no_block], BLOCK_ENTRIES, self.num_slots)
 
-    def apply(self, slots: Slots, plans: Sequence[RankPlan], masks: Mapping[Slot, Mask]) -> Slots:
-        """The slots as the plans of all ranks want them."""
-        for call in self._calls(plans):
-            slots = self._programs.run(replace(call, args=(slots, *call.args)))
+    @property
+    def mask_shape(self) -> tuple[int, int, int]:
+        """Of the grammars' masks of all slots, uint32."""
+        words = -(-self._vocab_size // BITS)
+        return self.num_ranks * self.num_slots, self._num_places, words
+
+    def update_calls(self, plans: Sequence[RankPlan], masks: Mapping[Slot, Mask]) -> Iterator[Call]:
+        """What makes the slots and masks those that the plans of all ranks want. One call is for
+        all ranks; those that have nothing there have a row of nobody.
+        """
+        yield from self._slot_calls(plans)
         own = [sorted(slot for of, slot in masks if of == rank) for rank in range(self.num_ranks)]
         for first in range(0, max(map(len, own)), MASK_ROWS):
             some = [rank_slots[first : first + MASK_ROWS] for rank_slots in own]
-            self.masks = self._programs.run(self._mask_call(some, masks))
-        return slots
+            yield self._mask_call(some, masks)
 
-    def warm_up_calls(self, slots: Slots) -> list[Call]:
+    def warm_up_calls(self) -> list[Call]:
         """A call of each program."""
         none = [[] for _ in range(self.num_ranks)]
-        calls = [
+        return [
             self._admit_call(none),
             self._edits_call([self._nobody] * self.num_ranks),
             self._penalties_call([self._nobody] * self.num_ranks),
             self._block_call([self._no_blocks] * self.num_ranks),
+            self._mask_call(none, {}),
         ]
-        calls = [replace(call, args=(slots, *call.args)) for call in calls]
-        return [*calls, self._mask_call(none, {})]
 
     def check(self, sampling: SamplingParams) -> None:
         """Raises ValueError with a sentence for options that no row can have."""
@@ -89,10 +85,7 @@ class Residency:
         params = row_params(sampling, seed=0, stop_ids=stop_ids, tokenizer=tokenizer)
         LIMITS.check(params, LIMITS.stop_ids - LIMITS.own)
 
-    def _calls(self, plans: Sequence[RankPlan]) -> Iterator[Call]:
-        """The updates of a plan, which take the slots as their first argument. One call is for all
-        ranks; those that have nothing there have a row of nobody.
-        """
+    def _slot_calls(self, plans: Sequence[RankPlan]) -> Iterator[Call]:
         new = [
             [Resident(admission=one, params=self._params_of(one)) for one in plan.admissions]
             for plan in plans
@@ -128,7 +121,7 @@ class Residency:
         allowed.
         """
         at = np.full((self.num_ranks, MASK_ROWS), self.num_slots, np.int32)
-        rows = np.zeros((*at.shape, *self.masks.shape[1:]), np.uint32)
+        rows = np.zeros((*at.shape, *self.mask_shape[1:]), np.uint32)
         for rank, own in enumerate(slots):
             for row, slot in enumerate(own):
                 at[rank, row] = slot
@@ -136,7 +129,7 @@ class Residency:
                 rows[rank, row, :places, :words] = masks[rank, slot]
         flat = at.reshape(at.size), rows.reshape(at.size, *rows.shape[2:])
         step = partial(_updated, updates.set_masks)
-        return Call(name="masks", step=step, args=(self.masks, *flat))
+        return Call(name="masks", kind="masks", step=step, host=flat)
 
     def _params_of(self, admission: Admission) -> RowParams:
         params = row_params(
@@ -151,7 +144,8 @@ class Residency:
 
 def _update(name: str, step: Callable[..., Any], of_ranks: Sequence[Any]) -> Call:
     """An update of the slots of all ranks with what each rank has for it."""
-    return Call(name=name, step=partial(_updated, step), args=(joined(of_ranks),))
+    made = joined(of_ranks)
+    return Call(name=name, kind="slots", step=partial(_updated, step), host=(made,))
 
 
 def _updated(step: Callable[..., Any], kept: Any, *new: Any) -> Any:

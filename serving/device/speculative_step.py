@@ -21,7 +21,7 @@ from minimax_jax.speculative.steps import (
     speculate,
 )
 from serving.device.drafts import Drafted
-from serving.device.placement import kept_by_rank, on_each_rank
+from serving.device.placement import for_host, kept_by_rank, on_each_rank
 from serving.device.sampler import BROKEN, Rows
 from serving.device.slots import ALL_BITS, Sent, Slots, anchors_of, put, tables_of
 from serving.device.steps import State, Weights
@@ -86,7 +86,7 @@ def speculative(
         history = replace(on_each_rank(put)(kept, at, new), prompt=slots.history.prompt)
         slots = replace(slots, history=history)
     state = State(cache=cache, slots=kept_by_rank(slots))
-    return state, _committed(made, Drafted.of(after.proposal))
+    return state, for_host(_committed(made, Drafted.of(after.proposal)))
 
 
 def _rows_of(slots: Slots, at: Int[Array, "B"], with_history: bool) -> SpeculationState:

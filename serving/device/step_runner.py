@@ -8,29 +8,20 @@ from itertools import chain
 
 from serving.device.arrays import num_scored, reports_logprobs
 from serving.device.calls import StepCalls
-from serving.device.programs import Programs
+from serving.device.kept import Kept
 from serving.device.residency import Residency
 from serving.device.results import DecodePart, PrefillPart, Seat, Taken
 from serving.device.sampler import Rows
-from serving.device.steps import State
 from serving.device_api import Slot
 from serving.scheduling.plan import RankPlan
 from serving.scheduling.shapes import Shape, Shapes
 
 
 class StepRunner:
-    """Holds the state that steps take and give back; waits for none of them."""
+    """Waits for none of the programs that it runs."""
 
-    def __init__(
-        self,
-        programs: Programs,
-        shapes: Shapes,
-        calls: StepCalls,
-        residency: Residency,
-        state: State,
-    ):
-        self.state = state
-        self._programs, self._shapes, self._calls = programs, shapes, calls
+    def __init__(self, kept: Kept, shapes: Shapes, calls: StepCalls, residency: Residency):
+        self._kept, self._shapes, self._calls = kept, shapes, calls
         self._residency = residency
 
     def prefills(
@@ -87,8 +78,7 @@ class StepRunner:
         tokens = max(sum(row.length for row in own) for own in rows)
         shape = self._shapes.prefill(tokens=tokens, pages=planned.pages)
         made, places = self._calls.chunks(rows, shape, masked)
-        call = self._calls.prefill(self.state, made, shape, adapter)
-        self.state, prefilled = self._programs.run(call)
+        [prefilled] = self._kept.run(self._calls.prefill(made, shape, adapter))
         seats = self._seats(indices, [[row.slot for row in own] for own in rows], shape.rows)
         residents, flat = [seat.resident for seat in seats], list(chain.from_iterable(rows))
         scored = any(map(num_scored, flat, residents))
@@ -123,11 +113,8 @@ class StepRunner:
         if self._calls.speculates and any(plan.proposes for plan in plans):
             taken = [self._speculate(rows, widths, shape, adapter, logprobs)]
             return DecodePart(seats=seats, taken=taken)
-        taken = []
-        for _ in range(shape.steps):
-            call = self._calls.decode(self.state, rows, shape, adapter)
-            self.state, sampled = self._programs.run(call)
-            taken.append(Taken.of(sampled, logprobs=logprobs))
+        steps = self._kept.run(self._calls.decode(rows, shape, adapter), shape.steps)
+        taken = [Taken.of(sampled, logprobs=logprobs) for sampled in steps]
         return DecodePart(seats=seats, taken=taken)
 
     def _speculate(
@@ -138,10 +125,8 @@ class StepRunner:
         adapter: str | None,
         logprobs: bool,
     ) -> Taken:
-        call = self._calls.speculative(
-            self.state, rows, widths, shape, adapter, with_options=rows.asks.any
-        )
-        self.state, committed = self._programs.run(call)
+        call = self._calls.speculative(rows, widths, shape, adapter, with_options=rows.asks.any)
+        [committed] = self._kept.run(call)
         return Taken.of(committed, logprobs=logprobs, drafted=committed.drafted)
 
 

@@ -24,7 +24,7 @@ from minimax_jax.model import Model
 from minimax_jax.sampling import TokenLogprobs, chunked_logprobs
 from minimax_jax.speculative.drafting import DraftMethod, inject
 from serving.device.drafts import Drafted, first_drafts
-from serving.device.placement import kept_by_rank, on_each_rank
+from serving.device.placement import for_host, kept_by_rank, on_each_rank
 from serving.device.sampler import Rows, Sampled, next_tokens, no_logprobs
 from serving.device.slots import Sent, Slots, anchors_of, tables_of
 
@@ -114,7 +114,7 @@ def prefill(
         ends = jnp.where(chunks.last >= 0, rows.slots, slots.num_slots)
         slots, drafted = first_drafts(model, drafter, cache, slots, ends, pages, method)
     state = State(cache=cache, slots=kept_by_rank(slots))
-    return state, Prefilled(sampled=sampled, prompts=prompts, drafted=drafted)
+    return state, for_host(Prefilled(sampled=sampled, prompts=prompts, drafted=drafted))
 
 
 def decode(
@@ -147,7 +147,7 @@ def decode(
     logits = model.logits(hidden[:, 0], adapter)
     positions = anchors.positions + 1
     slots, sampled = next_tokens(logits, slots, masks, rows, positions, live, top)
-    return State(cache=cache, slots=kept_by_rank(slots)), sampled
+    return State(cache=cache, slots=kept_by_rank(slots)), for_host(sampled)
 
 
 def _ends(

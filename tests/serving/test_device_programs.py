@@ -80,7 +80,8 @@ def test_f178_a_prefill_makes_no_logits_of_all_its_tokens(ready):
     device, _ = ready
     shape = Shape(kind="prefill", rows=4, tokens=1024, pages=24)  # contexts of 384 tokens, not V
     tiles, size = tiles_of(shape, 16)
-    text = device._programs._traced(device._calls.empty(device._runner.state, shape)[0]).as_text()
+    [call] = device._calls.empty(shape)
+    text = device._programs.traced(call, device._kept.arguments(call)).as_text()
     vocab = LOADED.config.vocab_size
     assert f"{tiles}x{size}x64xf32" in text, "the hidden states are not those of all tokens"
     assert f"<4x{vocab}xf32>" in text
