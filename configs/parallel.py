@@ -2,11 +2,13 @@
 
 devices = dp x tp. `ep` spreads whole experts over all devices (1 or dp x tp), `dcp` divides `tp`
 and reuses its ranks for long contexts, `sp` splits the tokens between the tensor-parallel regions.
+`overlap` runs a prefill chunk as two halves whose layers alternate, so that one half computes while
+the ranks exchange what the other made.
 
-One grammar everywhere, items joined by commas: `dpN`, `tpN`, `dcpN`, the switches `ep` and `sp`,
-and two short forms: `depN` is dp N with ep N, `epN` is tp N with ep N. Examples: `tp4`, `tp4,sp`,
-`tp2,ep`, `dep4`, `tp4,dcp4`. What `sp` exchanges travels as it is (`exact`, the default), or in
-MXFP8: `tp4,sp,mxfp8` everything but the sums, `tp4,sp,mxfp8_reduce` the sums too.
+One grammar everywhere, items joined by commas: `dpN`, `tpN`, `dcpN`, the switches `ep`, `sp` and
+`overlap`, and two short forms: `depN` is dp N with ep N, `epN` is tp N with ep N. Examples: `tp4`,
+`tp4,sp`, `tp2,ep`, `dep4`, `tp4,dcp4`. What `sp` exchanges travels as it is (`exact`, the default),
+or in MXFP8: `tp4,sp,mxfp8` everything but the sums, `tp4,sp,mxfp8_reduce` the sums too.
 """
 
 import re
@@ -16,8 +18,8 @@ from typing import Literal, Self, get_args
 Transport = Literal["exact", "mxfp8", "mxfp8_reduce"]
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 GRAMMAR = (
-    "dpN, tpN, dcpN, depN, epN, ep, sp and, after sp, mxfp8 or mxfp8_reduce, joined by commas, "
-    "such as 'tp4,sp'"
+    "dpN, tpN, dcpN, depN, epN, ep, sp, overlap and, after sp, mxfp8 or mxfp8_reduce, joined by "
+    "commas, such as 'tp4,sp'"
 )
 # What a sized item sets; `ep` of the short forms follows from them.
 SIZES = {"dp": "dp", "tp": "tp", "dcp": "dcp", "dep": "dp", "ep": "tp"}
@@ -33,6 +35,7 @@ class ParallelConfig:
     dcp: int = 1  # context-parallel ranks in decode, among the tp ranks
     sp: bool = False  # tokens split over tp outside the tensor-parallel regions
     transport: Transport = "exact"  # how activations travel that sp exchanges
+    overlap: bool = False  # two alternating halves of a prefill chunk
 
     def __post_init__(self):
         for name in ("dp", "tp", "ep", "dcp"):
@@ -51,6 +54,10 @@ class ParallelConfig:
             raise ValueError(f"transport={self.transport!r} is none of {', '.join(TRANSPORTS)}")
         if self.transport != "exact" and not self.sp:
             raise ValueError(f"transport={self.transport} is of what sp exchanges, but sp is off")
+        if self.overlap and self.tp == 1 and self.ep == 1:
+            raise ValueError(
+                "overlap hides what ranks exchange, but tp=1 and ep=1 exchange nothing"
+            )
 
     @property
     def num_devices(self) -> int:
@@ -66,7 +73,7 @@ class ParallelConfig:
             if item in TRANSPORTS:
                 transports.append(TRANSPORTS[TRANSPORTS.index(item)])
                 continue
-            match = re.fullmatch(r"(dp|tp|dcp|dep|ep)([0-9]+)|(ep|sp)", item)
+            match = re.fullmatch(r"(dp|tp|dcp|dep|ep)([0-9]+)|(ep|sp|overlap)", item)
             if match is None:
                 raise ValueError(f"{item!r} in {text!r} is none of {GRAMMAR}")
             kind, size, switch = match.groups()
@@ -82,7 +89,12 @@ class ParallelConfig:
             sizes["ep"] = sizes.get("dp", 1) * sizes.get("tp", 1)
         if len(transports) > 1:
             raise ValueError(f"{text!r} names the transports {' and '.join(transports)}")
-        return cls(**sizes, sp="sp" in switches, transport=(transports or ["exact"])[0])
+        return cls(
+            **sizes,
+            sp="sp" in switches,
+            overlap="overlap" in switches,
+            transport=(transports or ["exact"])[0],
+        )
 
     def __str__(self) -> str:
         """The shortest text without short forms that `parse` reads back."""
@@ -91,4 +103,5 @@ class ParallelConfig:
         items += ["ep"] if self.ep > 1 else []
         items += ["sp"] if self.sp else []
         items += [self.transport] if self.transport != "exact" else []
+        items += ["overlap"] if self.overlap else []
         return ",".join(items)

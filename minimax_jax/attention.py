@@ -22,6 +22,7 @@ from minimax_jax.context import Context
 from minimax_jax.context_blocks import chosen_blocks
 from minimax_jax.layers import GemmaNorm, Linear
 from minimax_jax.lora import Adapter, part
+from minimax_jax.micro_batches import after_read
 from minimax_jax.shards import columns, gathered_tokens, of_heads
 from pallas_kernels.kv_insert import KeyTransform, Rows, kv_insert, norm_rope
 from pallas_kernels.layouts.pages import Blocks, Source
@@ -202,8 +203,8 @@ def _through_pages(
     slots = context.batch.slots(layout.block_size)
     pages = kv_insert(pool.reshape(pool.shape[1:]), layout, line, rows, slots, transform)
     k, v, index_k = layer_pages(pages, layout, line, sparse=choice is not None)
-    out = _attended(raw, Keys(k=k, v=v, index_k=index_k), norms, context, choice)
-    return out, pages.reshape(pool.shape)
+    out, pool = _attended(raw, Keys(k=k, v=v, index_k=index_k), norms, context, choice), pages[None]
+    return out, after_read(pool, out, line) if context.alternates else pool
 
 
 def _packed_keys(raw: Projections, norms: Norms, context: Context) -> Keys:

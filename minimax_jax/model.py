@@ -22,11 +22,14 @@ from minimax_jax.cache import Cache
 from minimax_jax.context import Context
 from minimax_jax.layers import MLP, GemmaNorm, Linear, normal
 from minimax_jax.lora import Adapter, part
+from minimax_jax.micro_batches import MicroBatches, micro_batches
 from minimax_jax.moe import MoE
 from minimax_jax.shards import gathered_tokens, partial_sums, summed, token_axis
 from pallas_kernels.layouts.pool import PoolLayout
 from sharding.apply import constrain
 from sharding.rules import SERVE
+
+MICRO_BATCH = "micro_batch_"  # and its number: the scope of its layers in a step's program
 
 
 class DecoderLayer(nnx.Module):
@@ -136,28 +139,41 @@ class Model(nnx.Module):
         Without a cache the batch's tiles are its own keys (`minimax_jax.batch.pack`). `remat`
         recomputes each layer in the backward pass. With `replay` the layers with experts use those
         ids, and their own choice where it is `NO_ROUTE`. A cache that records takes down the
-        choices.
+        choices. With a cache a large batch may run as two micro-batches whose layers alternate.
         """
-        context = Context.of(batch, self.config, layout, self.rules)
-        tokens = token_axis(batch.tokens.shape[1], self.rules)
-        x = constrain(self.embedded(batch.tokens), "batch", tokens, "embed", rules=self.rules)
+        micro = MicroBatches()
+        if cache is not None:
+            micro = micro_batches(batch, layout.block_size, self.rules)
+        contexts = [
+            Context.of(one, self.config, layout, self.rules, alternates=micro.count > 1)
+            for one in micro.batches(batch)
+        ]
+        xs = [self._stream(context.batch.tokens) for context in contexts]
         pool = None if cache is None else cache.pool
         run = jax.checkpoint(_run_layer) if remat else _run_layer
         tapped, choices = {}, []
         for i, layer in enumerate(self.layers):
             line = jnp.int32(layout.layer_line(i))
-            ids = None
+            replays: list[Array | None] = [None] * micro.count
             if replay is not None and self.config.moe_layers[i]:
-                ids = replay[len(choices)]
-            of_layer = part(part(adapter, "layers"), str(i))
-            x, pool, choice = run(layer, x, pool, line, context, of_layer, ids)
-            tapped[i] = x if i in taps else None
-            choices += [] if choice is None else [choice]
+                replays = [*micro.parts(replay[len(choices)])]
+            of_layer, chosen = part(part(adapter, "layers"), str(i)), []
+            for n, (context, ids) in enumerate(zip(contexts, replays, strict=True)):
+                with jax.named_scope(f"{MICRO_BATCH}{n}"):
+                    xs[n], pool, choice = run(layer, xs[n], pool, line, context, of_layer, ids)
+                chosen.append(choice)
+            tapped[i] = micro.joined(xs) if i in taps else None
+            choices += [micro.joined(chosen)] if self.config.moe_layers[i] else []
         none = (0, *batch.tokens.shape, self.config.moe.experts_per_token)
         choices = jnp.stack(choices) if choices else jnp.zeros(none, int)
         if cache is not None and pool is not None:
             cache = cache.with_pool(pool).with_choices(choices, batch)
-        return Walk(x, cache, [tapped[i] for i in taps], choices)
+        return Walk(micro.joined(xs), cache, [tapped[i] for i in taps], choices)
+
+    def _stream(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """The stream before the first layer, where the mesh has it."""
+        axis = token_axis(tokens.shape[1], self.rules)
+        return constrain(self.embedded(tokens), "batch", axis, "embed", rules=self.rules)
 
     def embedded(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """The residual stream before the first layer; M3 does not scale it."""

@@ -47,11 +47,18 @@ def constrain(x: jax.Array, *axes: str | None, rules: Rules = SERVE) -> jax.Arra
 
 def splits(axis: str, size: int, rules: Rules = SERVE) -> bool:
     """Whether the current mesh splits this logical axis where an array has this size."""
+    return num_shards(axis, size, rules) > 1
+
+
+def num_shards(axis: str, size: int, rules: Rules = SERVE) -> int:
+    """Into how many parts the current mesh splits this logical axis of this size; 1: it is whole,
+    or does not divide.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
-        return False
-    num_shards = math.prod(mesh.shape[name] for name in as_tuple(mesh_axes((axis,), rules)[0]))
-    return num_shards > 1 and size % num_shards == 0
+        return 1
+    shards = math.prod(mesh.shape[name] for name in as_tuple(mesh_axes((axis,), rules)[0]))
+    return shards if size % shards == 0 else 1
 
 
 def local(

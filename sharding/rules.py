@@ -26,8 +26,8 @@ REPLICATED_IF_UNEVEN = frozenset(
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """A field per logical axis of `sharding.axes`: the mesh axis, or axes, it is split over; and
-    how activations travel where they change from one to another, and how many neighbouring ranks
-    split the scoring of a context.
+    how activations travel where they change from one to another, how many neighbouring ranks split
+    the scoring of a context, and whether a prefill chunk runs as two alternating halves.
     """
 
     batch: MeshAxes = DATA
@@ -47,6 +47,7 @@ class Rules:
     partials: MeshAxes = MODEL
     transport: Transport = "exact"
     index_ranks: int = 1
+    overlap: bool = False
 
 
 SERVE = Rules()
@@ -62,7 +63,7 @@ def with_parallel(rules: Rules, parallel: ParallelConfig) -> Rules:
         rules = replace(rules, experts=(DATA, MODEL), expert_mlp=None)
     if parallel.sp:
         rules = replace(rules, tokens=MODEL, attended=None, transport=parallel.transport)
-    return replace(rules, index_ranks=parallel.dcp)
+    return replace(rules, index_ranks=parallel.dcp, overlap=parallel.overlap)
 
 
 def mesh_axes(axes: Axes, rules: Rules) -> tuple[MeshAxes, ...]:

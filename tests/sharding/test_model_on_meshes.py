@@ -22,7 +22,7 @@ CONFIG = small(2, num_tokens=501)
 FORMATS = CacheFormats(kv="f32", index="f32")
 LENGTHS = (15, 33, 70, 97)  # up to 7 blocks of 16, of which each query chooses 2
 CHUNK, BLOCKS, STEPS = 48, 7, 3
-MORE = ("tp4,sp", "tp8", "dp2,tp2", "dp4", "tp4,ep", "dp2,tp2,ep", "dp2,tp2,ep,sp", "tp4,dcp4")
+MORE = ("tp4,overlap", "tp4,sp,overlap", "dp2,tp2,ep,overlap", "tp4,sp", "tp8", "dp2,tp2", "dp4", "tp4,ep", "dp2,tp2,ep", "dp2,tp2,ep,sp", "tp4,dcp4")
 
 
 def slow(text: str):

@@ -25,7 +25,7 @@ def step(layout, model, pool, tile, table, row, logits):
     return cache.pool, logits
 
 
-@pytest.mark.parametrize("text", ["tp4", "tp4,sp", "dp2,tp2,ep,sp"])
+@pytest.mark.parametrize("text", ["tp4", "tp4,sp,overlap", "dp2,tp2,ep,sp"])
 def test_a_prefill_copies_no_pool(text):
     parallel = ParallelConfig.parse(text)
     mesh = make_mesh(parallel)
