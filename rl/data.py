@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rl.ledger import LINES, MOST_QUESTIONS, ledger_dialogue
-from rl.problems import SHORT_FAMILIES, Draft, Draw
+from rl.problems import NARROW_FAMILIES, SHORT_FAMILIES, Draft, Draw
 
 TRAIN, HELD_OUT = "train", "held_out"
 SPLITS = (TRAIN, HELD_OUT)
 # Rendered prompt and answer of a short problem fit 128 tokens, thought and answer 48.
 SHORT = tuple(SHORT_FAMILIES)
+NARROW = tuple(NARROW_FAMILIES)
 LEDGERS = tuple(LINES)
-FAMILIES = SHORT + LEDGERS
+FAMILIES = SHORT + NARROW + LEDGERS
 # One problem in ten is held out.
 HELD_OUT_EVERY = 10
 
@@ -100,10 +101,11 @@ def _dialogue(
     """`most_questions` is the family's own where it is None."""
     draw = Draw(_hash(f"{seed}/{split}/{index}"))
     family = draw.pick(families)
-    if family in SHORT_FAMILIES:
-        drafts = [SHORT_FAMILIES[family](draw)]
+    make = (SHORT_FAMILIES | NARROW_FAMILIES).get(family)
+    if make is not None:
+        drafts = [make(draw)]
         while split_of(drafts[0].key) != split:
-            drafts = [SHORT_FAMILIES[family](draw)]
+            drafts = [make(draw)]
     else:
         most = most_questions or MOST_QUESTIONS[family]
         drafts = ledger_dialogue(draw, family, most, lambda key: split_of(key) == split)

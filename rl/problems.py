@@ -41,6 +41,7 @@ PRODUCT_PHRASES = (
     "What is {a} times {b}?",
     "Multiply {a} by {b}.",
 )
+BY_DIGIT = ((1, 1), (1, 2), (2, 1), (1, 2), (2, 1))  # digits of the factors
 CHAIN_PHRASES = ("{a}=?", "What is {a}?")
 SUM_STORIES = (
     "{n} has {a} {t} and buys {b} more. How many {t} does {n} have now?",
@@ -130,16 +131,22 @@ def difference_problem(draw: Draw) -> Draft:
 
 
 def product_problem(draw: Draw) -> Draft:
-    digits_a, digits_b = draw.pick(((1, 1), (1, 2), (2, 1), (1, 2), (2, 1), (2, 2), (2, 2)))
-    a, b = draw.number(digits_a), draw.number(digits_b)
-    return _product_draft(draw.pick(PRODUCT_PHRASES).format(a=a, b=b), a, b)
+    return _product_of(draw, (*BY_DIGIT, (2, 2), (2, 2)))
+
+
+def digit_product_problem(draw: Draw) -> Draft:
+    """The products that have a factor of one digit."""
+    return _product_of(draw, BY_DIGIT)
 
 
 def chain_problem(draw: Draw) -> Draft:
     """Two or three operations worked one after the other: `3*4+5*6`, `12+35-8`, `(3+4)*6`."""
-    text, steps, answer = draw.pick((_running_total, _two_products, _bracket))(draw)
-    question = draw.pick(CHAIN_PHRASES).format(a=text)
-    return Draft(key=text, question=question, thought=STEP.join(steps), answer=answer)
+    return _chain_draft(draw, draw.pick((_running_total, _two_products, _bracket)))
+
+
+def two_products_problem(draw: Draw) -> Draft:
+    """The chains that add or subtract two products of one-digit factors."""
+    return _chain_draft(draw, _two_products)
 
 
 def story_problem(draw: Draw) -> Draft:
@@ -154,6 +161,12 @@ SHORT_FAMILIES: dict[str, Callable[[Draw], Draft]] = {
     "product": product_problem,
     "chain": chain_problem,
     "story": story_problem,
+}
+
+# Parts of those families, asked for by name alone: what reinforcement learning can lift.
+NARROW_FAMILIES: dict[str, Callable[[Draw], Draft]] = {
+    "digit_product": digit_product_problem,
+    "two_products": two_products_problem,
 }
 
 
@@ -174,6 +187,18 @@ def _product_draft(question: str, a: int, b: int) -> Draft:
     return Draft(
         key=product_key(a, b), question=question, thought=worked_product(a, b), answer=a * b
     )
+
+
+def _product_of(draw: Draw, digits: Sequence[tuple[int, int]]) -> Draft:
+    digits_a, digits_b = draw.pick(digits)
+    a, b = draw.number(digits_a), draw.number(digits_b)
+    return _product_draft(draw.pick(PRODUCT_PHRASES).format(a=a, b=b), a, b)
+
+
+def _chain_draft(draw: Draw, chain: Callable[[Draw], tuple[str, list[str], int]]) -> Draft:
+    text, steps, answer = chain(draw)
+    question = draw.pick(CHAIN_PHRASES).format(a=text)
+    return Draft(key=text, question=question, thought=STEP.join(steps), answer=answer)
 
 
 def _running_total(draw: Draw) -> tuple[str, list[str], int]:
