@@ -40,6 +40,7 @@ def test_every_byte_has_its_value(to_float, dtype):
 
 
 def test_nan_is_exactly_the_two_bytes_7f_and_ff():
+    """F84."""
     values = np.asarray(e4m3.to_float(jnp.asarray(ALL_BYTES)))
     assert np.flatnonzero(np.isnan(values)).tolist() == [0x7F, 0xFF]
     assert np.nanmax(values) == 448.0

@@ -94,6 +94,7 @@ def test_a_nan_stays_nan_and_an_infinity_stays_infinite():
 
 @both_ways
 def test_exponent_bytes_are_powers_of_two_and_255_is_nan(transform):
+    """F82."""
     exponents = np.array([0, 1, 126, 127, 128, 134, 254, 255], np.uint8)
     expected = np.array([2.0**-127, 2.0**-126, 0.5, 1, 2, 128, 2.0**127, np.nan], np.float32).view(
         np.uint32

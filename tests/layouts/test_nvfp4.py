@@ -187,6 +187,7 @@ def test_the_outer_scale_is_one_rounding():
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 def test_a_zero_group_is_all_zero_bytes(zero):
+    """F85."""
     packed, scales = encode(jnp.full((2, 16), zero))
     assert not np.asarray(packed).any() and not np.asarray(scales).view(np.uint8).any()
 
@@ -197,11 +198,13 @@ def test_negative_zero_keeps_its_sign_in_a_non_zero_group():
 
 
 def test_a_tiny_group_of_a_cache_becomes_zeros():
+    """F85."""
     packed, scales = encode(jnp.full(32, 1e-8))
     assert not np.asarray(decode(packed, scales)).any()
 
 
 def test_a_huge_value_of_a_cache_saturates_and_leaves_other_groups_alone():
+    """F85."""
     x = np.full((2, 16), 1.5, np.float32)
     x[0, 3] = -1e30
     values = np.asarray(decode(*encode(jnp.asarray(x.ravel()))))
@@ -247,6 +250,7 @@ def test_quantized_matrices_equal_the_plain_encoder():
 
 
 def test_an_all_zero_matrix_has_outer_scale_one_and_exact_zeros():
+    """F85."""
     tensor = quantize(jnp.zeros((2, 4, 32)).at[1].set(2.0))
     assert np.asarray(tensor.outer).tolist() == [1.0, np.float32(2) / np.float32(2688)]
     assert not np.asarray(dequantize(tensor)[0]).any()

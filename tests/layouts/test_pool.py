@@ -159,6 +159,7 @@ def _distinct_nvfp4():
 
 
 def test_nvfp4_codes_and_scales_lie_in_two_regions_by_head_token_and_group():
+    """F75."""
     component, line = _component("nvfp4"), 2
     values, codes, scale_bytes = _distinct_nvfp4()
     blocks, slots = _every_slot()
@@ -174,6 +175,7 @@ def test_nvfp4_codes_and_scales_lie_in_two_regions_by_head_token_and_group():
 
 
 def test_distinct_nvfp4_groups_are_read_back_for_all_block_ids():
+    """F75."""
     component = _component("nvfp4")
     values, _, _ = _distinct_nvfp4()
     blocks, slots = _every_slot()
@@ -224,6 +226,7 @@ def test_gathering_an_id_outside_the_pool_gives_zeros(fmt):
 @each_format
 @pytest.mark.parametrize("block", [BLOCKS, -1, -BLOCKS, 2**31 - 1])
 def test_a_write_outside_the_pool_is_dropped(fmt, block):
+    """F80: the last block does not take what is for none."""
     component = _component(fmt)
     pool = jnp.asarray(
         np.random.default_rng(4).integers(0, 256, (BLOCKS, component.lines, LINE)), jnp.uint8
@@ -249,6 +252,7 @@ def _written_and_read(x_Thw, fmt, compute="exact"):
 
 @pytest.mark.parametrize("name", ["K", "V"])
 def test_nvfp4_loses_about_a_tenth_of_keys_and_of_values(name):
+    """F74: scales in another order would lose about 0.76."""
     x = _normal(BLOCKS * TOKENS, HEADS, WIDTH, seed="KV".index(name))
     assert 0.08 < relative_error(_written_and_read(x, "nvfp4"), x) < 0.12
 
@@ -321,6 +325,7 @@ def _address_equations(primitive):
 
 @pytest.mark.parametrize("primitive", ["gather", "scatter"])
 def test_block_and_byte_of_a_row_are_two_indices_that_each_fit_int32(primitive):
+    """F186: no index is the place in the whole pool."""
     equations = _address_equations(primitive)
     assert len(equations) == 2  # codes and scales
     for equation in equations:
@@ -331,6 +336,7 @@ def test_block_and_byte_of_a_row_are_two_indices_that_each_fit_int32(primitive):
 
 @pytest.mark.parametrize("block", [16_383, 16_384, 20_000])
 def test_the_indices_of_a_large_pool_are_its_block_and_byte(block, monkeypatch):
+    """F186."""
     # 14,240-line rows: byte offsets of these blocks in the whole pool lie beyond 2^34
     seen = []
     monkeypatch.setattr(pool_file.lax, "gather", lambda flat, where, *a, **k: _note(seen, where, k))

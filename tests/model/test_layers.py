@@ -38,6 +38,7 @@ def _swiglu(gate, up):
 
 @pytest.mark.parametrize(("weight", "factor"), [(0.0, 1.0), (1.0, 2.0), (-1.0, 0.0)])
 def test_a_norm_multiplies_by_one_plus_its_weight(weight, factor):
+    """F182."""
     norm, x = GemmaNorm(48, 1e-6), _normal(5, 48)
     norm.weight.set_value(jnp.full(48, weight))
     expected = factor * x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-6)
@@ -45,6 +46,7 @@ def test_a_norm_multiplies_by_one_plus_its_weight(weight, factor):
 
 
 def test_a_norm_of_bfloat16_is_computed_in_float32_and_rounded_once():
+    """F182."""
     norm, x = GemmaNorm(48, 1e-6), jnp.asarray(_normal(5, 48), jnp.bfloat16)
     norm.weight.set_value(jnp.asarray(_normal(48, seed=1)))
     found = norm(x)
@@ -53,6 +55,7 @@ def test_a_norm_of_bfloat16_is_computed_in_float32_and_rounded_once():
 
 
 def test_every_norm_of_attention_starts_centred_on_zero():
+    """F182: q, k and index norms are of the same kind."""
     layer = Attention(tiny(), sparse=True, rngs=nnx.Rngs(0))
     norms = [layer.q_norm, layer.k_norm, layer.indexer.q_norm, layer.indexer.k_norm]
     assert all(not np.asarray(norm.weight.get_value()).any() for norm in norms)
@@ -98,6 +101,7 @@ HAND_NUMBERS = [(10, -10, -41.9997), (-10, 10, -3.2464e-6), (10, 10, 55.99962), 
 
 @pytest.mark.parametrize(("gate", "up", "expected"), HAND_NUMBERS)
 def test_swiglu_of_numbers_worked_by_hand(gate, up, expected):
+    """F96, F98."""
     found = swiglu(jnp.float32([gate]), jnp.float32([up]), activation(CONFIG))
     np.testing.assert_allclose(found[0], expected, rtol=1e-4)
 
@@ -119,6 +123,7 @@ def test_a_clamped_gate_has_no_gradient():
 
 @pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
 def test_the_clamp_acts_for_every_stored_format(fmt):
+    """F96."""
     # every gate is 10 and every up -10: 64 outputs of -41.9997 are summed by a row of ones
     mlp = MLP(64, 64, CONFIG, nnx.Rngs(0))
     for linear, value in ((mlp.gate_proj, 0.5), (mlp.up_proj, -0.5), (mlp.down_proj, 1.0)):
@@ -130,6 +135,7 @@ def test_the_clamp_acts_for_every_stored_format(fmt):
 
 
 def test_gate_and_up_are_not_exchanged():
+    """F98."""
     mlp = MLP(32, 32, CONFIG, nnx.Rngs(0))
     for linear, value in ((mlp.gate_proj, -10.0), (mlp.up_proj, 10.0), (mlp.down_proj, 1.0)):
         linear.weight.set_value(value * jnp.eye(32))

@@ -53,6 +53,7 @@ def test_the_best_biased_scores_are_chosen_and_weighted_without_the_bias():
 
 
 def test_biases_that_differ_in_float32_only_decide():
+    """F93."""
     router = _with_equal_logits([7.000, 7.004, 7.008, 7.012], 2)
     experts, _ = router(jnp.asarray(_normal(T, D), jnp.bfloat16))
     assert (np.asarray(experts) == [3, 2]).all()
@@ -64,6 +65,7 @@ def test_weight_and_bias_of_the_router_are_float32():
 
 
 def test_the_bias_changes_the_choice_and_not_the_weights():
+    """F94: its weights are those of the scores alone."""
     router = _with_equal_logits([0, 5, 0, 0], 2)
     experts, weights = router(jnp.asarray(_normal(T, D)))
     assert (np.asarray(experts) == [1, 0]).all()
@@ -156,6 +158,7 @@ def test_the_routed_scale_does_not_touch_the_shared_expert():
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_the_clamp_acts_on_the_values_of_every_stored_format(fmt):
+    """F96."""
     # gate 10 and up -10 in every expert: 64 times -41.9997, weights that sum to 2, no shared part
     moe = MoE(CONFIG, nnx.Rngs(0))
     parts = ((moe.experts.w1, 0.5), (moe.experts.w3, -0.5), (moe.experts.w2, 1.0))
@@ -167,6 +170,7 @@ def test_the_clamp_acts_on_the_values_of_every_stored_format(fmt):
 
 
 def test_w1_is_the_gate_and_w3_the_up_projection():
+    """F98."""
     moe = MoE(CONFIG, nnx.Rngs(0))
     moe.experts.w1.weight.set_value(jnp.full((E, F, D), -10 / D))
     moe.experts.w3.weight.set_value(jnp.full((E, F, D), 10 / D))

@@ -131,7 +131,7 @@ def test_only_warps_with_a_new_maximum_are_rescaled(monkeypatch):
 
 @pytest.mark.parametrize("seen", [4, 1, 0])
 def test_parts_are_merged_by_their_maxima(monkeypatch, seen):
-    """`seen` of four parts hold anything."""
+    """F54, F150: `seen` of four parts hold anything."""
     rng = np.random.default_rng(seen)
     sums = rng.standard_normal((4, 64, H)).astype(np.float32)
     tops = (8 * rng.standard_normal((4, 64))).astype(np.float32)

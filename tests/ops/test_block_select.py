@@ -65,6 +65,7 @@ def test_the_best_blocks_are_chosen_at_every_length(kind):
 
 
 def test_all_causal_blocks_are_chosen_while_they_fit():
+    """F60: no more are asked for than there are."""
     q, keys, positions = _inputs(POSITIONS)
     sets = _as_sets(_run(q, keys, positions))
     for i, position in enumerate(POSITIONS):
@@ -73,6 +74,7 @@ def test_all_causal_blocks_are_chosen_while_they_fit():
 
 
 def test_unused_places_are_minus_one():
+    """F60."""
     q, keys, positions = _inputs(POSITIONS)
     ids = _run(q, keys, positions)
     causal = np.minimum(positions // Z + 1, C)
@@ -80,6 +82,7 @@ def test_unused_places_are_minus_one():
 
 
 def test_more_blocks_asked_for_than_the_table_holds_leaves_the_rest_minus_one():
+    """F60."""
     q, keys, positions = _inputs([5, 31])
     ids = _run(q, keys[:, : 2 * Z], positions)
     assert ids.shape == (B, 2, K, C)
@@ -87,6 +90,7 @@ def test_more_blocks_asked_for_than_the_table_holds_leaves_the_rest_minus_one():
 
 
 def test_one_index_head_of_a_rank_chooses_as_it_does_beside_the_others():
+    """F60: tensor-parallel ranks have one index head each."""
     q, keys, positions = _inputs(POSITIONS)
     together = _run(q, keys, positions)
     for head in range(K):
@@ -95,6 +99,7 @@ def test_one_index_head_of_a_rank_chooses_as_it_does_beside_the_others():
 
 
 def test_each_head_of_each_token_prefers_its_own_block():
+    """F61: token and head are told apart where ids are stored."""
     # 3 tokens, 4 heads; key block b points along axis b, head h of token t looks along axis 4t + h
     keys = np.zeros((1, S, I), np.float32)
     keys[0, np.arange(S), np.arange(S) // Z] = 1
@@ -108,6 +113,7 @@ def test_each_head_of_each_token_prefers_its_own_block():
 
 
 def test_the_local_block_is_always_chosen():
+    """F64."""
     q, keys, positions = _inputs(POSITIONS)
     q, keys = np.abs(q), np.abs(keys)
     for position in POSITIONS:
@@ -118,6 +124,7 @@ def test_the_local_block_is_always_chosen():
 
 @pytest.mark.parametrize(("init", "local"), [(0, 2), (1, 1), (2, 2), (1, 3)])
 def test_init_and_local_blocks_count_inside_the_chosen(init, local):
+    """F64: forced blocks take none beyond the budget."""
     q, keys, positions = _inputs(POSITIONS)
     options = {"init_blocks": init, "local_blocks": local}
     ids = _run(q, keys, positions, **options)
@@ -125,6 +132,7 @@ def test_init_and_local_blocks_count_inside_the_chosen(init, local):
 
 
 def test_a_block_that_is_both_init_and_local_is_chosen_once():
+    """F64."""
     q, keys, positions = _inputs([3, 17])
     sets = _as_sets(_run(q, keys, positions, init_blocks=2, local_blocks=2))
     assert (sets == np.array([{0}, {0, 1}], object)[None, :, None]).all()
@@ -194,6 +202,7 @@ def test_padding_queries_choose_nothing():
 
 
 def test_rows_of_a_verification_choose_as_plain_decodes_at_their_lengths():
+    """F65: a draft window over the edge of block 0."""
     # a draft window over the edge of block 0
     window = [Z - 2, Z - 1, Z, Z + 1, Z + 2]
     q, keys, positions = _inputs(window)
@@ -205,6 +214,7 @@ def test_rows_of_a_verification_choose_as_plain_decodes_at_their_lengths():
 
 @pytest.mark.parametrize("tokens", [1025, 8193])
 def test_scoring_in_many_parts_chooses_as_scoring_in_one(tokens, monkeypatch):
+    """F68: with rows of padding and of drafts."""
     rng = np.random.default_rng(2)
     blocks = -(-tokens // Z)
     q = rng.standard_normal((2, 3, K, I), dtype=np.float32)

@@ -155,6 +155,7 @@ def test_bfloat16_rows_are_computed_in_float32_and_rounded_once():
 
 @pytest.mark.parametrize(("weight", "factor"), [(0.0, 1.0), (1.0, 2.0)])
 def test_the_norm_weight_is_centred_on_zero(weight, factor):
+    """F182."""
     x = _normal(T, K, H)
     ones, zeros = jnp.ones((T, 0)), jnp.zeros((T, 0))  # no rotation
     found = np.asarray(_norm_rope(x, jnp.full(H, weight), ones, zeros, EPS))

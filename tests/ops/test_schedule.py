@@ -39,6 +39,7 @@ def _newest(positions, heads):
 @pytest.mark.parametrize("queries", [1, 3, 8, 130])
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_every_needed_page_is_scored_once(queries, heads):
+    """F68: a short context has few steps, one of padding none."""
     positions, table, counts, entries = _make([1, 129, 5000, 0, 700, 128, 127], queries, heads)
     needed, items = _newest(positions, heads)
     seen = []

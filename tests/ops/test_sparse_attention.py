@@ -72,6 +72,7 @@ def test_each_query_attends_to_the_causal_keys_of_its_blocks(name, kind):
 
 @each_sparse
 def test_lse_is_the_log_of_the_sum_of_exponentials_of_scaled_scores(name):
+    """F150."""
     q, k, v = _inputs()
     ids = _block_ids()
     _, lse = _run(q, k, v, ids, POSITIONS, name)
@@ -102,6 +103,7 @@ def test_the_output_has_the_dtype_of_the_queries(name):
 
 @each_sparse
 def test_the_order_of_block_ids_carries_no_meaning(name):
+    """F57."""
     q, k, v = _inputs()
     ids = _block_ids()
     turned = np.random.default_rng(9).permuted(ids, axis=-1)
@@ -113,6 +115,7 @@ def test_the_order_of_block_ids_carries_no_meaning(name):
 
 @each_sparse
 def test_no_key_after_the_query_is_used(name):
+    """F57: of its own block only the keys up to the query."""
     q, k, v = _inputs()
     ids = _block_ids()
     before = _run(q, k, v, ids, POSITIONS, name)
@@ -149,6 +152,7 @@ def test_sequences_do_not_see_one_another(name):
 
 @each_sparse
 def test_unused_places_before_the_used_ones_do_not_matter(name):
+    """F55: the first tile of a row is masked as a whole."""
     q, k, v = _inputs()
     positions = np.full((B, T), S - 1, np.int32)
     front, alone = (np.broadcast_to(i, (B, T, K, C)) for i in ([-1, -1, 5, 2], [5, 2, -1, -1]))
@@ -159,6 +163,7 @@ def test_unused_places_before_the_used_ones_do_not_matter(name):
 
 @each_sparse
 def test_a_query_without_blocks_gives_zeros_and_minus_infinity(name):
+    """F54, F55, F150: not NaN."""
     q, k, v = _inputs()
     ids = _block_ids()
     ids[1, 2] = -1
@@ -169,6 +174,7 @@ def test_a_query_without_blocks_gives_zeros_and_minus_infinity(name):
 
 @each_sparse
 def test_a_padded_row_is_zero_and_leaves_the_live_rows_as_they_are(name):
+    """F54."""
     q, k, v = _inputs()
     padded = POSITIONS.copy()
     padded[3] = -1
@@ -215,6 +221,7 @@ def test_a_block_without_a_page_is_not_attended_to(name):
 
 @each_sparse
 def test_two_halves_merged_by_their_lse_are_the_whole(name):
+    """F150: one half may be empty."""
     q, k, v = _inputs()
     ids = _block_ids()
     whole, whole_lse = _run(q, k, v, ids, POSITIONS, name)
@@ -245,6 +252,7 @@ def test_dense_attention_sees_every_causal_key(name, kind):
 @each_sparse
 @pytest.mark.parametrize("dense_name", [one.name for one in DENSE])
 def test_sparse_attention_to_all_blocks_is_dense_attention(name, dense_name):
+    """F67."""
     q, k, v = _inputs()
     (rows_k, table), (rows_v, _) = scattered(k, Z), scattered(v, Z)
     sources = as_source(rows_k, "f32"), as_source(rows_v, "f32")
@@ -256,6 +264,7 @@ def test_sparse_attention_to_all_blocks_is_dense_attention(name, dense_name):
 
 @each_sparse
 def test_beyond_the_chosen_blocks_sparse_attention_is_another_function_than_dense(name):
+    """F67."""
     # each head's best blocks hold keys along its query; the rest pulls the other way
     q, k, v = _inputs()
     positions = np.full((B, T), S - 1, np.int32)
