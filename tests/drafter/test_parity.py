@@ -85,6 +85,7 @@ def test_final_states_follow_the_equations(length):
 
 
 def test_proposals_follow_the_equations():
+    """F118, of drafts: padding ids are impossible."""
     taps, anchor, length = streams(CONFIG, 60), 17, 60
     cache, table = cached(taps, length)
     one = jnp.array([anchor]), jnp.array([length])

@@ -210,6 +210,7 @@ def test_drafts_are_not_cut_and_certain_requests_draft_greedily():
 
 
 def test_kept_logits_are_the_ones_drawn_from_in_bfloat16():
+    """F104: verification has the numbers, rounding included."""
     model = random_model(CONFIG)
     model.dtype = jnp.dtype(jnp.bfloat16)
     cache = cached(streams(CONFIG, 2, 60), (60, 60))

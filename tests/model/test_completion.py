@@ -135,6 +135,7 @@ def test_a_call_cut_by_the_length_is_no_reason_to_finish():
 
 @pytest.mark.parametrize("dispatch", [1, 3, 1000])
 def test_message_deltas_merge_to_the_message_however_often_they_are_taken(dispatch):
+    """F138: and neither log-probabilities nor the reason are lost in thought, text and call."""
     ids = [*encode(f"plan</mm:think>Hi{CALL}{NS}</tool_call>"), *TOKENIZER.stop_ids]
     whole = done(collect(ids, prompt=CHAT)).message
     collector = Collector(CHAT, TOKENIZER, max_tokens=1000, stop_ids=TOKENIZER.stop_ids)
@@ -143,7 +144,9 @@ def test_message_deltas_merge_to_the_message_however_often_they_are_taken(dispat
         collector.push(TokenLogprob(token_id=token, logprob=0.0))
         if place % dispatch == 0 or place == len(ids):
             deltas.append(collector.delta(0).message)
-    assert done(collector).message == whole
+    found = done(collector)
+    assert (found.message, found.finish_reason) == (whole, "tool_calls")
+    assert [one.token_id for one in found.logprobs] == ids
     assert "".join(delta.reasoning or "" for delta in deltas) == whole.reasoning
     assert "".join(delta.content or "" for delta in deltas) == whole.content
     arguments = [call.arguments for delta in deltas for call in delta.tool_calls]

@@ -73,12 +73,14 @@ def test_draws_follow_the_law():
 
 
 def test_draws_never_leave_the_support():
+    """F118."""
     logits = np.full(384, -np.inf)
     logits[:300] = 0.0
     assert draws(logits, 10_000, seed=1).max() < 300
 
 
 def test_a_certain_token_is_always_drawn():
+    """F118."""
     logits = np.full(64, -np.inf)
     logits[63] = 2.0
     assert set(draws(logits, 1000, seed=2)) == {63}

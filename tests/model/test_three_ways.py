@@ -157,6 +157,7 @@ def test_segments_of_a_pack_do_not_see_each_other():
 
 
 def test_physical_places_of_blocks_do_not_matter():
+    """F58: a block's place is not its tokens' positions."""
     model, ids = random_model(small()), tokens(48)
     layout = pool_layout(model.config, CacheFormats(kv="nvfp4", index="nvfp4"))
     results = []
@@ -171,6 +172,7 @@ def test_physical_places_of_blocks_do_not_matter():
 
 
 def test_rows_of_padding_change_nothing_and_stay_finite():
+    """F54."""
     model, ids = random_model(small()), tokens(40)
     layout = pool_layout(model.config, CacheFormats(kv="f32", index="f32"))
     alone = paged_logits(model, ids, layout, [40])
@@ -203,6 +205,7 @@ def test_future_tokens_change_nothing():
 
 
 def test_sparsity_is_real_beyond_the_chosen_blocks():
+    """F67."""
     config = small()
     wide = replace(config, indexer=replace(config.indexer, top_k=20))
     ids = tokens(100)

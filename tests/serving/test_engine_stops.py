@@ -44,6 +44,7 @@ def test_nothing_is_lost_of_what_was_held_when_the_length_ends_it():
 
 
 def test_log_probabilities_are_held_with_their_tokens():
+    """F138."""
     whole = ended("ab STO STOP cd", stop=("STOP",), logprobs=0)
     assert [entry[0] for entry in whole.logprobs()] == whole.tokens
     assert [entry[1] for entry in whole.logprobs()] == [

@@ -56,12 +56,14 @@ def test_whole_sequences_of_one_request_come_each_as_one_response():
 
 
 def test_a_stop_text_that_was_met_is_told():
+    """F142."""
     *_, last = generated(max_tokens=2, stop=["END"])
     assert last.complete.matched_stop_str == "END"
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_log_probabilities_are_parallel_arrays_of_the_tokens_that_come_with_them(stream):
+    """F138: below any parser, one for each token, streamed and whole."""
     responses = generated(max_tokens=2, logprobs=2, stream=stream)
     parts = [one.chunk.output_logprobs for one in responses if one.HasField("chunk")]
     parts = parts or [responses[0].complete.output_logprobs]
@@ -133,6 +135,7 @@ def test_a_name_in_use_is_refused_and_the_one_in_use_goes_on():
 
 
 def test_a_fault_of_the_engine_ends_the_call_with_its_sentence():
+    """F142."""
     engine = FakeEngine()
     engine.fault = "the logits of sequence 0 are not finite"
     assert refused("Generate", request(), engine) == (grpc.StatusCode.INTERNAL, engine.fault)
@@ -140,6 +143,8 @@ def test_a_fault_of_the_engine_ends_the_call_with_its_sentence():
 
 
 def test_an_engine_that_forgets_an_end_is_found_out():
+    """F142: no stream ends without a reason or an error."""
+
     class Forgetful(FakeEngine):
         def submit(self, asked):
             return super().submit(replace(asked, sampling=replace(asked.sampling, n=1)))
@@ -155,6 +160,8 @@ def test_an_engine_that_forgets_an_end_is_found_out():
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_abort_ends_a_stream_in_good_order_and_frees_it(stream):
+    """F142."""
+
     async def test():
         async with connected(FakeEngine(step_s=0.02)) as it:
             call = it.stub.Generate(request(n=2, stream=stream))
@@ -183,10 +190,14 @@ def test_abort_reaches_no_request_of_another_listener():
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_cancelled_stream_frees_what_it_held(stream):
+    """F132: a stream after three messages."""
+
     async def test():
         async with connected(FakeEngine(step_s=0.05)) as it:
             call = it.stub.Generate(request(stream=stream))
             await soon(lambda: "r" in it.engine.held)
+            for _ in range(3 * stream):
+                assert (await call.read()).HasField("chunk")
             call.cancel()
             await soon(lambda: not it.engine.held and not len(it.server.requests))
 
@@ -194,6 +205,8 @@ def test_a_cancelled_stream_frees_what_it_held(stream):
 
 
 def test_a_deadline_that_passes_frees_what_the_stream_held():
+    """F132."""
+
     async def test():
         async with connected(FakeEngine(step_s=0.05)) as it:
             call = it.stub.Generate(request(), timeout=0.1)

@@ -28,6 +28,7 @@ def test_named_sharding_splits_by_name(mesh):
 
 
 def test_kv_heads_fewer_than_ranks_are_replicated(mesh):
+    """F145."""
     sharding = named_sharding(mesh, ("embed", "kv_heads", "head_dim"), SERVE, (16, 2, 32))
     assert sharding == NamedSharding(mesh, P(None, None, None))
 
@@ -88,6 +89,8 @@ def test_local_on_one_device_is_the_function_itself_and_collectives_have_nothing
 
 
 def test_local_keeps_whole_what_the_mesh_does_not_divide_in_the_result_too(mesh):
+    """F145."""
+
     def heads(q_BN, k_BK):
         assert q_BN.shape == (1, 2) and k_BK.shape == (1, 2)  # 4 ranks: 2 of 8 heads, 2 whole
         return q_BN * k_BK

@@ -55,11 +55,19 @@ def test_split_contexts_give_the_choice_of_one_device(ranks, init_blocks):
 
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_a_place_in_every_nth_block_sees_the_same_keys_of_it(n):
+    """F148, F150: of a short context some see none."""
     positions = np.array([[-1, *range(40)]])
     for r in range(n):
         found = np.asarray(own_positions(jnp.asarray(positions), r, n, SIZE))[0]
         seen = [sum(key // SIZE % n == r for key in range(p + 1)) for p in positions[0]]
         np.testing.assert_array_equal(found + 1, seen)
+
+
+def test_tokens_of_two_ranks_by_hand():
+    """F148."""
+    newest = jnp.array([[127, 128, 129, 256, 257]]) - 1
+    seen = [(own_positions(newest, r, 2, 128)[0] + 1).tolist() for r in (0, 1)]
+    assert seen == [[127, 128, 128, 128, 129], [0, 0, 1, 128, 128]]
 
 
 def test_own_blocks_are_every_nth_and_padding():

@@ -22,7 +22,19 @@ CONFIG = small(2, num_tokens=501)
 FORMATS = CacheFormats(kv="f32", index="f32")
 LENGTHS = (15, 33, 70, 97)  # up to 7 blocks of 16, of which each query chooses 2
 CHUNK, BLOCKS, STEPS = 48, 7, 3
-MORE = ("tp4,overlap", "tp4,sp,overlap", "dp2,tp2,ep,overlap", "tp4,sp", "tp8", "dp2,tp2", "dp4", "tp4,ep", "dp2,tp2,ep", "dp2,tp2,ep,sp", "tp4,dcp4")
+MORE = (
+    "tp4,overlap",
+    "tp4,sp,overlap",
+    "dp2,tp2,ep,overlap",
+    "tp4,sp",
+    "tp8",
+    "dp2,tp2",
+    "dp4",
+    "tp4,ep",
+    "dp2,tp2,ep",
+    "dp2,tp2,ep,sp",
+    "tp4,dcp4",
+)
 
 
 def slow(text: str):
@@ -81,6 +93,7 @@ def alone(lengths=LENGTHS):
 
 @pytest.mark.parametrize("text", ["tp4", "dep4", *map(slow, MORE)])
 def test_a_mesh_gives_the_logits_and_tokens_of_one_device(text):
+    """F145: tp8 has each of the four key heads twice."""
     expected, found = alone(), run(ParallelConfig.parse(text))
     np.testing.assert_allclose(found[0], expected[0], atol=2e-5)
     np.testing.assert_array_equal(found[1], expected[1])
@@ -95,6 +108,7 @@ def test_a_lone_sequence_runs_on_every_data_rank_alike(text):
 
 
 def test_a_rank_holds_its_own_heads_and_a_whole_index():
+    """F145."""
     mesh = make_mesh(ParallelConfig(dp=2, tp=4))
     layout = pool_layout(CONFIG, FORMATS, local_heads(CONFIG, mesh))
     pages = Cache.empty(layout, 5, mesh)

@@ -40,6 +40,7 @@ def p_value(setting: Setting, schedule: Schedule | None = None) -> float:
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_three_tokens_have_the_targets_law(setting):
+    """F104."""
     value = p_value(setting)
     assert value >= LEVEL, value
 
@@ -67,6 +68,7 @@ def test_a_bonus_from_the_residual_is_noticed(bonus_from_the_residual):
 
 
 def test_drafts_at_another_temperature_are_noticed():
+    """F104: accepted with other probabilities than they were drawn from."""
     assert p_value(Setting(width=2, drafted_at=1.25)) < LEVEL
 
 

@@ -97,6 +97,7 @@ def three_tokens(cache, logits, sampling: SamplingState):
 
 @pytest.mark.parametrize("params", [PLAIN, PENALISED], ids=["plain", "penalised"])
 def test_three_tokens_of_the_steps_have_the_targets_law(params):
+    """F104."""
     cache, logits = prompted()
     observed, counts = np.zeros(V**3), np.zeros(2, int)
     for run in range(RUNS):

@@ -69,6 +69,7 @@ def test_a_broken_drafter_changes_nothing(broken):
 
 
 def test_at_temperature_0_a_draft_is_kept_if_it_is_the_argmax():
+    """F104: greedy speculation is exact."""
     logits = jnp.array([[1.0, 3.0, 3.0, 0.0], [0.0, 0.0, 0.0, 5.0], [2.0, 0.0, 0.0, 0.0]])
     state = SamplingState.of([SamplingParams(temperature=0.0)] * 3)
     p = distribution(logits, state)
