@@ -53,6 +53,9 @@ class GRPOConfig:
         None, "a cache format of the rollout alone, to study a mismatch; None: the trainer's"
     )
     replay: bool = described(True, "the trainer uses the experts that the rollout chose")
+    replay_cache: bool = described(
+        False, "and its keys and values: where a cache code would tip over, the rollout's counts"
+    )
     mask_truncated: bool = described(False, "answers that were cut off are not learned from")
     dynamic_sampling: bool = described(False, "ask on until all groups have unequal accuracies")
     most_batches: int = described(10, "with dynamic sampling: batches asked for one step")
@@ -126,10 +129,16 @@ class GRPOConfig:
         longest = self.overlong_tokens <= self.max_tokens
         over = f"overlong_tokens={self.overlong_tokens} is more than max_tokens={self.max_tokens}"
         check(longest, over)
-        plain = self.temperature == self.eval_temperature == 1 and not self.replay
+        plain = self.temperature == self.eval_temperature == 1
+        unrecorded = not self.replay and not self.replay_cache
         check(
-            self.rollout == "local" or (plain and self.trained == "lora"),
-            "rollout=engine needs temperature=1, eval_temperature=1, replay=false and trained=lora",
+            self.rollout == "local" or (plain and unrecorded and self.trained == "lora"),
+            "rollout=engine needs temperature=1, eval_temperature=1, replay=false, "
+            "replay_cache=false and trained=lora",
+        )
+        check(
+            self.rollout_cache is None or not self.replay_cache,
+            f"rollout_cache={self.rollout_cache} is not what replay_cache=true could replay",
         )
         known = self.rollout_cache is None or self.rollout_cache in CACHE_FORMATS
         formats = ", ".join(CACHE_FORMATS)
@@ -155,7 +164,12 @@ def tiny_arith() -> GRPOConfig:
     and why). Most groups are all right or all wrong, hence many small ones.
     """
     return GRPOConfig(
-        data=LEARNABLE, eval_data=LEARNABLE, prompts=32, samples=8, learning_rate=3e-3
+        data=LEARNABLE,
+        eval_data=LEARNABLE,
+        prompts=32,
+        samples=8,
+        learning_rate=3e-3,
+        replay_cache=True,
     )
 
 

@@ -1,9 +1,10 @@
 """MSA attention: an indexer picks blocks, the heads attend to just those; every key is seen through
 the cache format.
 
-Without a cache the keys are this batch's own tiles, passed through the format; with one they are
-written to pages and read back. Everything after that is the same code. Every device works on its
-own heads and its own rank of the pool (`sharding.local`), for all tokens wherever they are split.
+Without a cache the keys are this batch's own tiles, passed through the format (or what another run
+stored for them); with one they are written to pages and read back. Everything after that is the
+same code. Every device works on its own heads and its own rank of the pool (`sharding.local`), for
+all tokens wherever they are split.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from minimax_jax.micro_batches import after_read
 from minimax_jax.shards import columns, gathered_tokens, of_heads
 from pallas_kernels.kv_insert import KeyTransform, Rows, kv_insert, norm_rope
 from pallas_kernels.layouts.pages import Blocks, Source
-from pallas_kernels.layouts.pool import through_cache
+from pallas_kernels.layouts.pool import through_cache, through_record
 from pallas_kernels.sparse_attention import dense_attention, sparse_attention
 from sharding.apply import local
 from sharding.rules import SERVE, Rules
@@ -97,7 +98,8 @@ class Attention(nnx.Module):
         raw, norms = self._projections(x, adapter, context.rules), self._norms()
         choice = None if self.indexer is None else self.indexer.config
         if pool is None:
-            out = _attended(raw, _packed_keys(raw, norms, context), norms, context, choice)
+            keys = _packed_keys(raw, norms, context, line)
+            out = _attended(raw, keys, norms, context, choice)
         else:
             through_pages = local(
                 partial(_through_pages, choice=choice),
@@ -113,7 +115,7 @@ class Attention(nnx.Module):
         self, x: Float[Array, "B T D"], context: Context, adapter: Adapter = None
     ) -> Keys:
         """The batch's own tiles, cut into blocks, as the cache would give them back."""
-        return _packed_keys(self._projections(x, adapter), self._norms(), context)
+        return _packed_keys(self._projections(x, adapter), self._norms(), context, 0)
 
     def _projections(
         self, x: Float[Array, "B T D"], adapter: Adapter, rules: Rules = SERVE
@@ -207,23 +209,28 @@ def _through_pages(
     return out, after_read(pool, out, line) if context.alternates else pool
 
 
-def _packed_keys(raw: Projections, norms: Norms, context: Context) -> Keys:
-    Z, formats = context.layout.block_size, context.layout.formats
+def _packed_keys(raw: Projections, norms: Norms, context: Context, line: Array | int) -> Keys:
+    layout, record = context.layout, context.record
+    Z, compute = layout.block_size, layout.formats.compute
     B, T = raw.k.shape[:2]
     assert T % Z == 0, "without a cache a tile is whole blocks"
 
-    def blocks(x_BTKH, fmt):
-        seen = through_cache(x_BTKH, fmt, formats.compute)
-        return Blocks(seen.reshape(B * T // Z, Z, *x_BTKH.shape[2:]))
+    def blocks(x_BTKH, component, first):
+        x = x_BTKH.reshape(B * T // Z, Z, *x_BTKH.shape[2:])
+        if record is None:
+            return Blocks(through_cache(x, component.format, compute))
+        return Blocks(through_record(x, record, component, first, compute))
 
     def turned(x_BTKH, weight):
         return norm_rope(x_BTKH, weight, context.cos, context.sin, norms.eps)
 
     index_k = None
     if raw.index_k is not None:
-        index_k = blocks(turned(raw.index_k, norms.index_k), formats.index)
-    k = blocks(turned(raw.k, norms.k), formats.kv)
-    return Keys(k=k, v=blocks(raw.v, formats.kv), index_k=index_k)
+        first = line + 2 * layout.kv.lines
+        index_k = blocks(turned(raw.index_k, norms.index_k), layout.index, first)
+    k = blocks(turned(raw.k, norms.k), layout.kv, line)
+    v = blocks(raw.v, layout.kv, line + layout.kv.lines)
+    return Keys(k=k, v=v, index_k=index_k)
 
 
 def _attended(

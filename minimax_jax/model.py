@@ -133,19 +133,24 @@ class Model(nnx.Module):
         remat: bool = False,
         taps: Sequence[int] = (),
         replay: Int[Array, "L B T X"] | None = None,
+        record: UInt8[Array, "P lines 128"] | None = None,
     ) -> Walk:
         """All layers.
 
         Without a cache the batch's tiles are its own keys (`minimax_jax.batch.pack`). `remat`
         recomputes each layer in the backward pass. With `replay` the layers with experts use those
-        ids, and their own choice where it is `NO_ROUTE`. A cache that records takes down the
-        choices. With a cache a large batch may run as two micro-batches whose layers alternate.
+        ids, and their own choice where it is `NO_ROUTE`. With `record`, of a batch without a cache,
+        keys and values are what those pages hold: block b is tile b. A cache that records takes
+        down the choices. With a cache a large batch may run as two micro-batches whose layers
+        alternate.
         """
         micro = MicroBatches()
         if cache is not None:
             micro = micro_batches(batch, layout.block_size, self.rules)
         contexts = [
-            Context.of(one, self.config, layout, self.rules, alternates=micro.count > 1)
+            Context.of(
+                one, self.config, layout, self.rules, alternates=micro.count > 1, record=record
+            )
             for one in micro.batches(batch)
         ]
         xs = [self._stream(context.batch.tokens) for context in contexts]

@@ -132,6 +132,7 @@ class Asker:
             temperature=self.config.temperature,
             stop_ids=tuple(tokenizer.stop_ids),
             record=self.config.replay,
+            record_cache=self.config.replay_cache,
         )
 
     def _ask(self, policy: Policy, batch: Batch) -> list[Group]:

@@ -21,7 +21,8 @@ from rl.packing import PackShape
 @dataclass(frozen=True, kw_only=True)
 class Experience:
     """One answer to learn from: the last `len(logprobs)` of the tokens were sampled. `weight` is
-    that of each of them in the loss; `choices` are the experts of all tokens but the last.
+    that of each of them in the loss; `choices` are the experts of all tokens but the last, `pages`
+    the blocks of its tokens in the rollout's cache.
     """
 
     tokens: Int[np.ndarray, "n"]
@@ -29,6 +30,7 @@ class Experience:
     advantage: float
     weight: float
     choices: UInt8[np.ndarray, "m L X"] | None = None
+    pages: UInt8[np.ndarray, "W lines 128"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -50,6 +52,7 @@ class ExperiencePack:
     rollout_logprobs: Float[Any, "B Z"]
     sequences: Int[Any, "B Z"]
     choices: UInt8[Any, "L B Z X"] | None
+    pages: UInt8[Any, "B lines 128"] | None
 
     @property
     def batch(self) -> Batch:
@@ -102,6 +105,8 @@ def _lay_out(examples: Sequence[Experience], shape: PackShape) -> ExperiencePack
     if recorded:
         layers, per_token = recorded[0].shape[1:]
         choices = np.full((layers, *places, per_token), NO_ROUTE, np.uint8)
+    stored = [example.pages for example in examples if example.pages is not None]
+    pages = np.zeros((shape.tiles, *stored[0].shape[1:]), np.uint8) if stored else None
     first = 0
     for number, example in enumerate(examples):
         tiles = -(-len(example.tokens) // shape.tile_tokens)
@@ -113,8 +118,10 @@ def _lay_out(examples: Sequence[Experience], shape: PackShape) -> ExperiencePack
             flat = choices[:, rows].reshape(len(choices), -1, choices.shape[-1])
             flat[:, :fed] = np.moveaxis(example.choices, 1, 0)
             choices[:, rows] = flat.reshape(choices[:, rows].shape)
+        if pages is not None and example.pages is not None:
+            pages[rows] = example.pages
         first += tiles
-    return ExperiencePack(**whole, block_table=table, choices=choices)
+    return ExperiencePack(**whole, block_table=table, choices=choices, pages=pages)
 
 
 def _lay_out_one(example: Experience, number: int, places: dict[str, np.ndarray]) -> None:

@@ -1,7 +1,8 @@
 """One GRPO update, jitted: the gradient of each pack added up, then AdamW once.
 
 The model runs over packs as it ran in the rollout: the same weights in their stored formats, keys
-and values as the cache gives them back, and the experts that the rollout chose. The indexer has no
+and values as the cache gives them back (with `replay_cache` the rollout's own), and the experts
+that the rollout chose. The indexer has no
 gradient and chooses by itself.
 """
 
@@ -112,7 +113,8 @@ def _scored(parameters: Parameters, base: Model, pack: ExperiencePack, program: 
     model, adapter = assembled(base, parameters, program.config)
     replay = None if pack.choices is None else jnp.asarray(pack.choices).astype(jnp.int32)
     remat = program.config.remat
-    walked = model.walk(pack.batch, program.layout, None, adapter, remat=remat, replay=replay)
+    recorded = {"replay": replay, "record": None if pack.pages is None else jnp.asarray(pack.pages)}
+    walked = model.walk(pack.batch, program.layout, None, adapter, remat=remat, **recorded)
     targets, temperature = jnp.asarray(pack.targets), program.config.temperature
     found = token_statistics(model, adapter, walked.hidden, targets, temperature)
     return *found, {} if replay is None else _agreement(walked.choices, replay)

@@ -56,4 +56,5 @@ def _experience(rollout: Rollout, advantage: float, weight: float) -> Experience
         advantage=advantage,
         weight=weight,
         choices=rollout.choices,
+        pages=rollout.pages,
     )

@@ -4,7 +4,6 @@ decode steps, the prompt run once for all samples of its group.
 Log-probabilities are taken at the sampling temperature in the program that draws the tokens.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache
@@ -132,10 +131,9 @@ class _Wave:
         parts = list(self._dispatches(state))
         tokens, logprobs, broken = (np.concatenate(part) for part in zip(*parts, strict=True))
         rows = self.num_prompts * self.samples
-        choices = self._records(rows) if self.request.record else [None] * rows
-        aborted = np.any(broken, axis=0)
+        aborted, stored = np.any(broken, axis=0), self._stored()
         return [
-            self._rollout(row, tokens[:, row], logprobs[:, row], bool(aborted[row]), choices[row])
+            self._rollout(row, tokens[:, row], logprobs[:, row], bool(aborted[row]), stored)
             for row in range(rows)
         ]
 
@@ -203,25 +201,43 @@ class _Wave:
             )
         return logits
 
-    def _records(self, rows: int) -> Sequence[np.ndarray]:
-        """Each sample's record of experts [W x Z, L, X], its prompt's part included."""
-        pages = np.moveaxis(np.asarray(self.cache.choices), 1, 2)  # block, token, layer, choice
-        return [
-            pages[np.maximum(self.plan.sample_table[row], 0)].reshape(-1, *pages.shape[2:])
-            for row in range(rows)
-        ]
+    def _stored(self) -> "_Stored":
+        """What the cache holds by now of what is asked for."""
+        request, pool = self.request, self.cache.pool
+        if request.record_cache and len(pool) != 1:
+            raise ValueError(f"replay_cache=true needs a cache of one rank, not of {len(pool)}")
+        return _Stored(
+            choices=np.asarray(self.cache.choices) if request.record else None,
+            pages=np.asarray(pool)[0] if request.record_cache else None,
+        )
 
-    def _rollout(self, row: int, tokens, logprobs, broken: bool, choices) -> Rollout:
+    def _rollout(self, row: int, tokens, logprobs, broken: bool, stored: "_Stored") -> Rollout:
         prompt, count = self.prompts[row // self.samples], int((tokens >= 0).sum())
         ids = tuple(int(token) for token in tokens[:count])
         stopped = count > 0 and ids[-1] in self.request.stop_ids
         finish: Finish = "aborted" if broken else "stop" if stopped else "length"
-        fed = max(len(prompt) + count - 1, 0)
+        total = len(prompt) + count
+        blocks = self.plan.sample_table[row][: -(-total // self.block_size)]
         return Rollout(
             prompt=tuple(prompt),
             tokens=ids,
             logprobs=logprobs[:count].astype(np.float32),
             finish=finish,
             version=self.policy.version,
-            choices=None if choices is None else choices[:fed],
+            choices=None if stored.choices is None else stored.of_tokens(blocks, max(total - 1, 0)),
+            pages=None if stored.pages is None else stored.pages[blocks],
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """The rows of all blocks in the cache, on the host; None where they are not asked for."""
+
+    choices: UInt8[np.ndarray, "P L Z X"] | None
+    pages: UInt8[np.ndarray, "P lines 128"] | None
+
+    def of_tokens(self, blocks: np.ndarray, count: int) -> UInt8[np.ndarray, "m L X"]:
+        """The experts of the first tokens in some blocks."""
+        assert self.choices is not None
+        rows = np.moveaxis(self.choices[blocks], 1, 2)  # block, token, layer, choice
+        return rows.reshape(-1, *rows.shape[2:])[:count]

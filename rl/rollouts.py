@@ -27,6 +27,7 @@ class RolloutRequest:
     temperature: float
     stop_ids: tuple[int, ...]
     record: bool  # the experts of each token
+    record_cache: bool = False  # the pages with its keys and values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class Rollout:
 
     `logprobs` are at the temperature, from the program that drew the tokens. `choices` are the
     experts of all tokens but the last, which was never fed; prompt's and answer's together.
+    `pages` are the blocks of all tokens as the rollout's cache holds them.
     """
 
     prompt: tuple[int, ...]
@@ -43,6 +45,7 @@ class Rollout:
     finish: Finish
     version: int  # updates before the weights that drew it
     choices: UInt8[np.ndarray, "m L X"] | None = None
+    pages: UInt8[np.ndarray, "W lines 128"] | None = None
 
 
 @runtime_checkable
@@ -77,6 +80,11 @@ def check_rollouts(
             )
         if request.record:
             _check_choices(rollout, where, config)
+        if request.record_cache and rollout.pages is None:
+            raise ValueError(
+                f"{where} has no pages of its cache, which replay_cache=true needs: record them in "
+                "the rollout too, or set replay_cache=false"
+            )
 
 
 def _check_choices(rollout: Rollout, where: str, config: ModelConfig) -> None:

@@ -158,6 +158,7 @@ def _metrics(run: GRPORun, parameters: Parameters, rollouts: Sequence[Rollout]) 
             advantage=0.0,
             weight=0.0,
             choices=one.choices,
+            pages=one.pages,
         )
         for one in rollouts
     ]

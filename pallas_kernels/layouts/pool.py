@@ -198,6 +198,21 @@ def through_cache(
     return _straight_through(x, stored.astype(x.dtype))
 
 
+def through_record(
+    x: Float[Array, "P Z heads width"],
+    pool: UInt8[Array, "P lines 128"],
+    component: Component,
+    line: Int[Array, ""] | int,
+    compute: str = "exact",
+) -> Float[Array, "P Z heads width"]:
+    """As `through_cache`, but with the bytes that a pool holds for these blocks instead of x's own:
+    where the two differ, a rounding tipped over between x and what was stored.
+    """
+    block_ids = jnp.broadcast_to(jnp.arange(len(pool)), (component.heads, len(pool)))
+    stored_KPZH = gather(pool, component, line, block_ids, compute)
+    return _straight_through(x, jnp.moveaxis(stored_KPZH, 0, 2).astype(x.dtype))
+
+
 def write(
     pool: UInt8[Array, "P lines 128"],
     component: Component,

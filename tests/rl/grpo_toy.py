@@ -90,6 +90,7 @@ def experiences(rollouts: list[Rollout], *, choices: bool = True) -> list[Experi
             advantage=(-1.0) ** number * (1 + number / 10),
             weight=1 / count,
             choices=rollout.choices if choices else None,
+            pages=rollout.pages,
         )
         for number, rollout in enumerate(rollouts)
     ]

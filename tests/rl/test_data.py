@@ -10,6 +10,7 @@ from rl.data import (
     FAMILIES,
     HELD_OUT,
     LEDGERS,
+    NARROW,
     SHORT,
     SPLITS,
     TRAIN,
@@ -29,7 +30,7 @@ PROMPT_AND_ANSWER_TOKENS, THOUGHT_AND_ANSWER_TOKENS, LONG_TOKENS = 128, 48, 1950
 
 
 def some_of(family, split=TRAIN):
-    count = SHORT_COUNT if family in SHORT else LEDGER_COUNT
+    count = LEDGER_COUNT if family in LEDGERS else SHORT_COUNT
     return problems(split, count=count, seed=3, families=(family,))
 
 
@@ -79,10 +80,18 @@ def test_answer_is_read_off_the_column_steps(family):
         assert digits_read_off(problem) == int(problem.answer), problem
 
 
-@pytest.mark.parametrize("family", ["sum", "difference", "product", "chain"])
+@pytest.mark.parametrize("family", ["sum", "difference", "product", "chain", *NARROW])
 def test_answer_is_what_the_operands_give(family):
     for problem in some_of(family):
         assert eval(problem.key) == int(problem.answer), problem
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [("digit_product", r"[1-9]\*[1-9]\d?"), ("two_products", r"[2-9]\*[2-9][+-][2-9]\*[2-9]")],
+)
+def test_a_narrow_family_is_one_kind_of_its_family(family, key):
+    assert all(re.fullmatch(key, problem.key) for problem in some_of(family))
 
 
 @pytest.mark.parametrize("family", LEDGERS)
@@ -123,7 +132,7 @@ def test_long_question_stands_at_the_end_and_sometimes_at_the_start():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_problems_keep_their_token_budget(family):
     template, tokenizer = ChatTemplate.load(TINY), Tokenizer.load(TINY)
-    limit = PROMPT_AND_ANSWER_TOKENS if family in SHORT else LONG_TOKENS
+    limit = LONG_TOKENS if family in LEDGERS else PROMPT_AND_ANSWER_TOKENS
     for problem in some_of(family):
         prompt, answer = (len(tokenizer.encode(text)) for text in rendered(template, problem))
         assert answer <= THOUGHT_AND_ANSWER_TOKENS, problem

@@ -148,6 +148,10 @@ def test_an_answer_that_no_pack_holds_is_refused():
         ({"wave": 8}, "wave=8 is less than samples=16"),
         ({"overlong_tokens": 99}, "overlong_tokens=99 is more than max_tokens=64"),
         ({"rollout_cache": "int8"}, "rollout_cache='int8' is not one of f32, bf16, fp8, nvfp4"),
+        (
+            {"rollout_cache": "fp8", "replay_cache": True},
+            "rollout_cache=fp8 is not what replay_cache=true could replay",
+        ),
         ({"temperature": 0.0}, "temperature=0.0 is not positive"),
         ({"correction_low": 3.0}, "correction_low=3.0 is not less than correction_high=2.0"),
     ],

@@ -40,19 +40,19 @@ def rollouts(policy):
     return LOCAL(policy[1], toy_request())
 
 
-def compared(parameters, rollouts, config=CONFIG):
+def compared(parameters, rollouts, config=CONFIG, loaded=LOADED):
     """What the trainer measures of rollouts: `rl.grpo_metrics`."""
     parts = []
     for pack in pack_experience(experiences(rollouts), SHAPE)[0]:
         zero = jax.tree.map(jnp.zeros_like, parameters)
-        args = LOADED.model, parameters, on_device(pack), program(LOADED, config)
+        args = loaded.model, parameters, on_device(pack), program(loaded, config)
         parts.append(jax.device_get(accumulate(zero, *args)[1]))
     return combined(parts)
 
 
-def differences(parameters, rollouts, config=CONFIG):
+def differences(parameters, rollouts, config=CONFIG, loaded=LOADED):
     """Mean and largest |difference| of log-probabilities."""
-    found = compared(parameters, rollouts, config)
+    found = compared(parameters, rollouts, config, loaded)
     return tuple(found[f"rollout_corr/logprob_abs_diff{name}"] for name in ("", "_max"))
 
 
@@ -86,6 +86,24 @@ def test_the_record_is_what_the_trainer_would_choose(policy, rollouts):
     assert found["routing/overlap_mean"] == 1 and found["routing/flip_frac"] == 0
     changed = [replace(one, choices=(one.choices + 1) % 4) for one in rollouts]
     assert compared(policy[0], changed)["routing/overlap_mean"] < 0.9
+
+
+def test_the_rollouts_pages_are_the_trainers_keys_and_values(policy):
+    """Replayed, their codes are not rounded anew, and the gradient still reaches the keys."""
+    loaded = toy_loaded("nvfp4")
+    recorded = LocalRollout(loaded=loaded, wave=64)(policy[1], toy_request(record_cache=True))
+    for one in recorded:
+        blocks = -(-(len(one.prompt) + len(one.tokens)) // 16)
+        assert one.pages is not None and len(one.pages) == blocks
+    mean, largest = differences(policy[0], recorded, loaded=loaded)
+    assert mean <= 2e-6 and largest <= 1e-4, (mean, largest)
+    zeros = [replace(one, pages=np.zeros_like(one.pages)) for one in recorded]
+    assert differences(policy[0], zeros, loaded=loaded)[0] > 0.01
+    pack = on_device(pack_experience(experiences(recorded), SHAPE)[0][0])
+    args = loaded.model, policy[0], pack, program(loaded)
+    gradient, _ = accumulate(jax.tree.map(jnp.zeros_like, policy[0]), *args)
+    reached = [name for name, x in gradient.items() if ".k_proj." in name and jnp.any(x != 0)]
+    assert len(reached) == 4, reached  # two matrices in each of two layers
 
 
 def test_a_sample_depends_on_its_seed_alone(policy, rollouts):
@@ -159,6 +177,8 @@ def test_a_rollout_that_is_not_of_its_request_is_refused(rollouts, changes, sent
     changed[4] = replace(changed[4], **changes)
     with pytest.raises(ValueError, match=sentence):
         check_rollouts(changed, toy_request(), 3, LOADED.config)
+    with pytest.raises(ValueError, match="answer 0 of the rollout has no pages of its cache"):
+        check_rollouts(rollouts, toy_request(record_cache=True), 3, LOADED.config)
     with pytest.raises(ValueError, match="gave 8 answers, not 9"):
         check_rollouts(rollouts[1:], toy_request(), 3, LOADED.config)
 
