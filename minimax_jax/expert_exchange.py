@@ -2,12 +2,13 @@
 they make of it comes back.
 
 It goes once to a device, however many of its experts are there, and to none where it has none:
-with n data ranks and X experts a token about (n-1) (1 - (1 - 1/n)^X) copies travel each way, where
-gathering all tokens moves n - 1. At n = 4, X = 4 these are 2.1 and 3, at n = 8 they are 2.9 and 7.
+with n data ranks `copies_sent` travel each way, where gathering all tokens moves n - 1. Of 128
+experts, 4 a token, these are 2.1 and 3 at n = 4, and 2.9 and 7 at n = 8.
 There is no capacity: room is kept for every token of every rank, and an expert's rows cost what
 they are.
 """
 
+import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -28,6 +29,14 @@ def are_sent(num_tokens: int, experts_per_token: int, data_ranks: int) -> bool:
     most half of the gathered bytes travel; with fewer, sorting is not worth what is saved.
     """
     return data_ranks > experts_per_token and num_tokens >= FEWEST_TOKENS
+
+
+def copies_sent(num_experts: int, num_own: int, experts_per_token: int, data_ranks: int) -> float:
+    """How often a token travels to another device each way, at an even load: for each of the other
+    data ranks the chance that any of its experts is among the `num_own` there.
+    """
+    elsewhere = math.comb(num_experts - num_own, experts_per_token)
+    return (data_ranks - 1) * (1 - elsewhere / math.comb(num_experts, experts_per_token))
 
 
 def sum_at_experts(

@@ -100,7 +100,7 @@ def after_read(
     """
     bits = jax.lax.bitcast_convert_type(out[0, 0, 0, 0].astype(jnp.float32), jnp.uint32)
     zero = ((bits >> 31) >> 1).astype(jnp.uint8)
-    # Two places, of which the second does not exist: of one alone XLA makes a slice that is updated,
-    # fuses it with what it waits for, and copies the pool for that.
+    # Two places, of which the second does not exist: of one alone XLA makes an updated slice, fuses
+    # it with what it waits for, and copies the pool for that.
     blocks = jnp.array([0, pool.shape[1]])
     return pool.at[0, blocks, line, 0].add(jnp.stack([zero, zero]), mode="drop")

@@ -12,7 +12,10 @@ from jaxtyping import Array, Int
 
 from sharding.collectives import rank, ranks
 
+RAGGED_SCOPE = "ragged_exchange"  # of what it sends, in a program
 
+
+@jax.named_scope(RAGGED_SCOPE)
 def ragged_exchange(x: Array, sizes: Int[Array, "n n"], axis: str, capacity: int) -> Array:
     """The rows for this rank, at the start of `capacity` rows; the rest is unspecified.
 

@@ -1,20 +1,24 @@
 """What a layout costs before it runs: each collective's bytes, memory and work of one rank.
 
-Bytes are read from the partitioned program itself (`program`, `hlo`), memory from the parameters'
+Bytes are read from the partitioned program itself (`program`, `hlo`), and which work depends on
+none of a collective's (`graph`); memory from the parameters'
 shapes and shardings and from the page layout, operations from shapes (`flops`).
 """
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jax.sharding import AbstractMesh
 
 from minimax_jax.capacity.weights import WeightPart, weight_parts
+from minimax_jax.expert_exchange import copies_sent
+from minimax_jax.model import MICRO_BATCH
 from minimax_jax.plan.flops import layer_flops
-from minimax_jax.plan.hlo import Collective, collectives
+from minimax_jax.plan.graph import all_work, work_beside
+from minimax_jax.plan.hlo import RAGGED, Collective, collectives
 from minimax_jax.plan.program import Step, layout_of, partitioned
 from sharding.axes import MESH_AXES
+from sharding.ragged import RAGGED_SCOPE
 
 _STRUCTURE = ("shard_map", "while", "body", "closed_call")  # parts of a path that name nothing
 _LAYER = "jit(_run_layer)"  # in the scope of everything that a layer does
@@ -30,6 +34,8 @@ class Sent:
     ranks: int
     count: float  # a layer, or a step
     bytes_per_token: float
+    is_expected: bool  # of a ragged exchange, with tokens spread evenly over the experts
+    work_beside: float  # products that may run meanwhile, of a layer's; in the best placed layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,41 +64,74 @@ def plan(step: Step) -> Plan:
     """Compiles a step for as many CPU devices as its mesh has. ValueError if there are fewer, or if
     the mesh does not divide the model.
     """
-    found = collectives(partitioned(step))
+    text = partitioned(step)
+    of_layer = all_work(text) / step.layers
+    beside = [flops / of_layer for flops in work_beside(text)]
+    found = list(zip(_expected(collectives(text), step), beside, strict=True))
     config, parallel = step.config, step.parallel
     layout = layout_of(config, AbstractMesh((parallel.dp, parallel.tp), MESH_AXES))
     return Plan(
         step=step,
-        in_layer=_grouped((c for c in found if _LAYER in c.scope), step, step.layers),
-        once=_grouped((c for c in found if _LAYER not in c.scope), step, 1),
+        in_layer=_grouped((c for c in found if _LAYER in c[0].scope), step, step.layers),
+        once=_grouped((c for c in found if _LAYER not in c[0].scope), step, 1),
         weights=weight_parts(config, parallel, step.weights),
         page_bytes_per_token=layout.block_bytes / layout.block_size,
         flops=layer_flops(step),
     )
 
 
-def _grouped(found: Iterable[Collective], step: Step, layers: int) -> tuple[Sent, ...]:
-    """One entry a place and kind, in the order of their first appearance."""
-    nbytes: dict[tuple, float] = {}
-    counts: Counter[tuple] = Counter()
-    for one in found:
+def _expected(found: list[Collective], step: Step) -> list[Collective]:
+    """The same, ragged exchanges with what they send at an even load: a CPU gathers in their place.
+    With two micro-batches each sends a half.
+    """
+    parallel, moe = step.parallel, step.config.moe
+    own = moe.num_experts // parallel.num_devices
+    copies = copies_sent(moe.num_experts, own, moe.experts_per_token, parallel.dp)
+    halves = 1 + any(f"{MICRO_BATCH}1" in one.scope for one in found)
+    rows = step.tokens_of_rank * copies / halves
+    return [
+        replace(one, kind=RAGGED, nbytes=rows * one.row_bytes) if RAGGED_SCOPE in one.scope else one
+        for one in found
+    ]
+
+
+def _grouped(
+    found: Iterable[tuple[Collective, float]], step: Step, layers: int
+) -> tuple[Sent, ...]:
+    """One entry a place and kind, in the order of their first appearance. The layers of one kind
+    share a scope, and the first and the last have less beside them than those between.
+    """
+    groups: dict[tuple, list[tuple[Collective, float]]] = {}
+    for one, beside in found:
         key = (one.kind, _place(one.scope), one.dtype, one.ranks)
-        nbytes[key] = nbytes.get(key, 0.0) + one.nbytes
-        counts[key] += 1
+        groups.setdefault(key, []).append((one, beside))
     return tuple(
         Sent(
             kind=key[0],
             place=key[1],
             dtype=key[2],
             ranks=key[3],
-            count=counts[key] / layers,
-            bytes_per_token=nbytes[key] / layers / step.tokens_of_rank,
+            count=len(group) / layers,
+            bytes_per_token=sum(c.nbytes for c, _ in group) / layers / step.tokens_of_rank,
+            is_expected=key[0] == RAGGED,
+            work_beside=min(_most_of_each_scope(group).values()),
         )
-        for key in nbytes
+        for key, group in groups.items()
     )
+
+
+def _most_of_each_scope(group: list[tuple[Collective, float]]) -> dict[str, float]:
+    most: dict[str, float] = {}
+    for one, beside in group:
+        most[one.scope] = max(beside, most.get(one.scope, 0.0))
+    return most
 
 
 def _place(scope: str) -> str:
     """The named scopes of a path, or its last part: attention/of_heads."""
-    parts = [part for part in scope.split("/") if "(" not in part and part not in _STRUCTURE]
+    parts = [
+        part
+        for part in scope.split("/")
+        if "(" not in part and part not in _STRUCTURE and not part.startswith(MICRO_BATCH)
+    ]
     return "/".join(parts[:-1]) or parts[-1]

@@ -44,8 +44,8 @@ def _plan(options: argparse.Namespace) -> None:
         config=PRESETS[options.preset](),
         parallel=parallel,
         phase=options.phase,
-        batch=options.batch or (1 if is_prefill else 32),
-        tokens=options.tokens or (2048 if is_prefill else 1),
+        batch=_given(options.batch, 1 if is_prefill else 32),
+        tokens=_given(options.tokens, 2048 if is_prefill else 1),
         context=options.context,
         weights=options.weights,
         layers=options.layers,
@@ -56,6 +56,10 @@ def _plan(options: argparse.Namespace) -> None:
         print(json.dumps({"preset": options.preset} | plan_json(found)))
     else:
         print_plan(options.preset, found, Console(highlight=False))
+
+
+def _given(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value
 
 
 def _fake_devices(count: int) -> None:
@@ -94,6 +98,7 @@ def print_plan(name: str, found: Plan, console: Console) -> None:
     title = f"{name}, {step.parallel}, {step.phase} of {shape}"
     console.print(_sent_table(f"{title}: a layer's collectives", found.in_layer))
     total = found.bytes_per_token_layer
+    console.print("Beside: matrix products that may run meanwhile, of a layer's.")
     console.print(f"A layer sends {total:,.0f} bytes a token and rank ({total / 1000:.1f} KB).")
     if found.once:
         console.print(_sent_table("Once a step", found.once))
@@ -104,11 +109,12 @@ def print_plan(name: str, found: Plan, console: Console) -> None:
 
 def _sent_table(title: str, sent: tuple[Sent, ...]) -> Table:
     table = Table(title=title, title_justify="left")
-    for name in ("place", "collective", "type", "ranks", "count", "bytes a token"):
+    for name in ("place", "collective", "type", "ranks", "count", "bytes a token", "beside"):
         side = "left" if name in ("place", "collective") else "right"
         table.add_column(name, justify=side, overflow="fold")
     for one in sent:
-        numbers = (one.dtype, str(one.ranks), f"{one.count:g}", f"{one.bytes_per_token:,.1f}")
+        nbytes = f"{one.bytes_per_token:,.1f}{' expected' if one.is_expected else ''}"
+        numbers = (one.dtype, str(one.ranks), f"{one.count:g}", nbytes, f"{one.work_beside:.0%}")
         table.add_row(one.place, one.kind, *numbers)
     return table
 

@@ -11,18 +11,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+RAGGED = "ragged-all-to-all"
 KINDS = (
     "all-reduce",
     "all-gather",
     "reduce-scatter",
     "all-to-all",
-    "ragged-all-to-all",
+    RAGGED,
     "collective-permute",
 )
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\((.*)$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+[0-9]+\w*)\[([0-9,]*)\]")
-_CALLEES = {"call": "to_apply", "while": "body", "fusion": "calls"}
+CALLEES = {"call": "to_apply", "while": "body", "fusion": "calls"}
 _TRIPS = re.compile(r'known_trip_count[":{n]+"([0-9]+)"')
 
 
@@ -35,66 +36,94 @@ class Collective:
     dtype: str
     ranks: int
     nbytes: float  # that one rank sends in all
+    row_bytes: float  # of the last axis of the first array
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Instruction:
+class Instruction:
+    """One line of a computation: `%name = type opcode(operands), attributes`."""
+
+    name: str
     type: str
     opcode: str
     rest: str
 
+    @property
+    def operands(self) -> list[str]:
+        """The names of its operands."""
+        return re.findall(r"%([\w.\-]+)", self.rest.split(")", 1)[0])
+
+    @property
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Types and sizes of the arrays that it makes."""
+        found = _ARRAY.findall(self.type)
+        return [(dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in found]
+
     def attribute(self, name: str) -> str | None:
+        """The computation that an attribute names."""
         found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
         return None if found is None else found[1]
 
     @property
     def op_name(self) -> str:
+        """The scope that it was traced in."""
         found = re.search(r'op_name="([^"]*)"', self.rest)
         return "" if found is None else found[1]
+
+    @property
+    def callee(self) -> str | None:
+        """The computation that runs in its place, if it is a call, a loop or a fusion."""
+        return self.attribute(CALLEES[self.opcode]) if self.opcode in CALLEES else None
+
+
+Computations = dict[str, list[Instruction]]
 
 
 def collectives(text: str) -> list[Collective]:
     """Every collective that a run meets, in order. ValueError where one is in a loop whose number
     of rounds is not known.
     """
-    computations, entry = _computations(text)
+    computations, entry = computations_of(text)
     return list(_walk(computations, entry, "", 1))
 
 
-def _computations(text: str) -> tuple[dict[str, list[_Instruction]], str]:
+def computations_of(text: str) -> tuple[Computations, str]:
     """The instructions of each computation, and the name of the first that runs."""
-    found: dict[str, list[_Instruction]] = {}
+    found: Computations = {}
     entry, current = "", []
     for line in text.splitlines():
         if header := _COMPUTATION.match(line):
             current = found.setdefault(header[2], [])
             entry = header[2] if header[1] else entry
         elif instruction := _INSTRUCTION.match(line):
-            type_, opcode, rest = instruction.groups()
-            current.append(_Instruction(type=type_, opcode=opcode, rest=rest))
+            name, type_, opcode, rest = instruction.groups()
+            current.append(Instruction(name=name, type=type_, opcode=opcode, rest=rest))
     if not entry:
         raise ValueError("the text has no ENTRY computation, so it is no HLO module")
     return found, entry
 
 
 def _walk(
-    computations: dict[str, list[_Instruction]], name: str, scope: str, times: int | None
+    computations: Computations, name: str, scope: str, times: int | None
 ) -> Iterator[Collective]:
     for one in computations[name]:
-        kind = one.opcode.removesuffix("-start")
+        kind = collective_kind(one)
         here = f"{scope}/{one.op_name}".strip("/")
-        if kind in KINDS:
+        if kind is not None:
             if times is None:
                 raise ValueError(f"{kind} of {here} is in a loop of unknown length")
             yield _collective(kind, one, here, times)
-        callee = one.attribute(_CALLEES.get(one.opcode, "to_apply"))
-        if one.opcode in _CALLEES and callee is not None:
-            yield from _walk(computations, callee, here, _rounds(one, computations, times))
+        if callee := one.callee:
+            yield from _walk(computations, callee, here, rounds(one, computations, times))
 
 
-def _rounds(
-    one: _Instruction, computations: dict[str, list[_Instruction]], times: int | None
-) -> int | None:
+def collective_kind(one: Instruction) -> str | None:
+    """Which of `KINDS` an instruction is or begins, if any."""
+    kind = one.opcode.removesuffix("-start")
+    return kind if kind in KINDS else None
+
+
+def rounds(one: Instruction, computations: Computations, times: int | None) -> int | None:
     """How often the called computation runs; None if nothing says it."""
     if one.opcode != "while" or times is None:
         return times
@@ -106,17 +135,23 @@ def _rounds(
     return times * int(bounds[0]) if len(bounds) == 1 and bounds[0].isdigit() else None
 
 
-def _collective(kind: str, one: _Instruction, scope: str, times: int) -> Collective:
-    arrays = [(dtype, _elements(dims)) for dtype, dims in _ARRAY.findall(one.type)]
-    ranks, nbytes = _group_size(one.rest), sum(_width(d) * n for d, n in arrays)
+def _collective(kind: str, one: Instruction, scope: str, times: int) -> Collective:
+    arrays, ranks = one.shapes, _group_size(one.rest)
+    nbytes = sum(_width(dtype) * math.prod(sizes) for dtype, sizes in arrays)
     share = (ranks - 1) / ranks
     factor = {
         "all-reduce": 2 * share,
         "reduce-scatter": ranks * share,  # the result is a rank's share alone
         "collective-permute": 1,
     }.get(kind, share)
+    dtype, sizes = arrays[0]
     return Collective(
-        kind=kind, scope=scope, dtype=arrays[0][0], ranks=ranks, nbytes=times * nbytes * factor
+        kind=kind,
+        scope=scope,
+        dtype=dtype,
+        ranks=ranks,
+        nbytes=times * nbytes * factor,
+        row_bytes=_width(dtype) * sizes[-1] if sizes else _width(dtype),
     )
 
 
@@ -132,10 +167,6 @@ def _group_size(attributes: str) -> int:
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", attributes):
         return pairs[1].count("{")
     raise ValueError(f"no ranks in the attributes {attributes[:200]!r} of a collective")
-
-
-def _elements(dims: str) -> int:
-    return math.prod(int(size) for size in dims.split(",") if size)
 
 
 def _width(dtype: str) -> float:

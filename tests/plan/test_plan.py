@@ -54,6 +54,34 @@ def test_a_decode_step_sends_two_sums_a_layer():
     assert found.bytes_per_token_layer == 4 * D * WIDE
 
 
+def small(text: str) -> Step:
+    return step(text, "tiny", tokens=64, context=64, layers=2)
+
+
+@pytest.mark.slow
+def test_with_two_micro_batches_every_exchange_has_the_work_of_half_a_layer_beside_it():
+    alone, two = plan(small("tp4,sp")), plan(small("tp4,sp,overlap"))
+    assert two.bytes_per_token_layer == alone.bytes_per_token_layer
+    assert min(sent.work_beside for sent in two.in_layer) > 0.5
+    large = [sent for sent in alone.in_layer if sent.bytes_per_token > 2 * CHOICE]
+    assert len(large) == 4 and max(sent.work_beside for sent in large) < 0.01
+
+
+@pytest.mark.slow
+def test_tokens_sent_to_their_experts_are_counted_at_an_even_load():
+    found = {sent.dtype: sent for sent in plan(small("dep8")).in_layer if sent.is_expected}
+    copies = 7 * (1 - (14 * 13 * 12 * 11) / (16 * 15 * 14 * 13))  # 2 of 16 experts a rank, 4 chosen
+    assert found["bf16"].bytes_per_token == pytest.approx(copies * 2 * 128 * 2)  # there and back
+    assert found["s32"].bytes_per_token == pytest.approx(copies * 4 * (4 + 4))
+
+
+def test_sizes_of_nothing_are_refused(capsys):
+    for flag in ("batch", "tokens", "layers"):
+        with pytest.raises(SystemExit):
+            main(["plan", "--preset", "tiny", "--parallel", "tp2", f"--{flag}", "0"])
+        assert f"{flag}=0 is not at least 1" in capsys.readouterr().err
+
+
 def test_impossible_steps_are_refused():
     with pytest.raises(ValueError, match="^tokens=2, but a decode step runs one token"):
         step("tp4", phase="decode", tokens=2)
