@@ -33,7 +33,7 @@ ENTRY %main (x: f32[8,64], w: f32[64,16], v: f32[64,32]) -> f32[8,16] {
   %z.1 = f32[8,32]{1,0} get-tuple-element(%c), index=1
   %zero = s32[] constant(0)
   %init = (s32[], f32[8,16]{1,0}) tuple(%zero, %s.1)
-  %loop = (s32[], f32[8,16]{1,0}) while(%init), body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %loop = (s32[], f32[8,16]{1,0}) while(%init), body=%body, c={"known_trip_count":{"n":"3"}}
   %q = f32[8,16]{1,0} get-tuple-element(%loop), index=1
   %last = f32[8,16]{1,0} all-reduce(%q), replica_groups={{0,1}}, to_apply=%add
   ROOT %out = (f32[8,16]{1,0}, f32[8,32]{1,0}) tuple(%last, %z.1)
