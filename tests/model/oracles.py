@@ -55,6 +55,18 @@ def is_best(scores: np.ndarray, chosen: np.ndarray, gap: float) -> np.ndarray:
     return enough & (worst_taken >= best_left - gap)
 
 
+def best_margin(scores: np.ndarray, count: int) -> np.ndarray:
+    """[...]: how much worse the best that is left out of the `count` best of [..., M] is than the
+    worst of them; infinite where none is left out.
+    """
+    if scores.shape[-1] <= count:
+        return np.full(scores.shape[:-1], np.inf)
+    ranked = np.sort(scores, axis=-1)[..., ::-1]
+    last, left = ranked[..., count - 1], ranked[..., count]
+    with np.errstate(invalid="ignore"):  # -inf less -inf, where there are fewer candidates
+        return np.where(left == -np.inf, np.inf, last - left)
+
+
 def block_scores(seen: Seen, config: ModelConfig) -> np.ndarray:
     """[T, K, P]: each block's best causal key, infinite where it is forced (spec/model 2.8)."""
     Z, c, T = config.indexer.block_size, config.indexer, len(seen["x"])

@@ -55,9 +55,11 @@ class Walk:
 
 
 def packed_batch(ids: Sequence[int], block_size: int) -> Batch:
-    """The sequence as tiles of one block, padded to one shape for all lengths."""
-    alone = np.zeros(len(ids), int)
-    sizes = {"num_tiles": NUM_BLOCKS, "table_width": NUM_BLOCKS}
+    """The sequence as tiles of one block, padded to one shape for all lengths up to `NUM_BLOCKS`
+    blocks.
+    """
+    alone, blocks = np.zeros(len(ids), int), max(NUM_BLOCKS, -(-len(ids) // block_size))
+    sizes = {"num_tiles": blocks, "table_width": blocks}
     return pack(np.array(ids), alone, block_size, **sizes)[0]
 
 

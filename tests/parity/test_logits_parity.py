@@ -2,6 +2,8 @@
 fault names its line.
 """
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +14,12 @@ from minimax_jax.cache import pool_layout
 from minimax_jax.checkpoint import load_model
 from minimax_jax.context import Context
 from minimax_jax.loaded import LoadedModel, logits
+from minimax_jax.moe import MoE
 from pallas_kernels.block_select.reference import block_scores
 from pallas_kernels.kv_insert import norm_rope
 from pallas_kernels.layouts.pool import CacheFormats
+from tests.model import oracles
+from tests.model.ways import walk_packed
 from tests.parity.transformers_models import (
     PATTERNS,
     SIZES,
@@ -27,6 +32,9 @@ from tests.parity.transformers_models import (
 pytestmark = pytest.mark.parity
 EXACT = CacheFormats(kv="f32", index="f32")
 LOGITS, SUB_MODULE, TIE = 1e-4, 2e-5, 1e-5
+# Between two runs from the tokens on. Of 140 seeds three came to another choice, by gaps of 1.7e-5
+# and 3.1e-6 (blocks) and 1.2e-7 (experts).
+BLOCK_GAP, EXPERT_GAP = 1e-4, 3e-6
 
 
 class Pair:
@@ -44,6 +52,7 @@ class Pair:
         segment = np.zeros(len(self.ids), int)
         self.batch, self.places = pack(self.ids, segment, self.layout.block_size)
         self.context = Context.of(self.batch, self.model.config, self.layout)
+        self.walk = walk_packed(self.model, self.ids.tolist(), self.layout)
 
     def tiles(self, name: str) -> jax.Array:
         """The recorded input of a sub-module as tiles."""
@@ -135,16 +144,44 @@ def test_mlps_and_experts_agree(pair):
         assert_near(actual, pair.recording.outputs[name], SUB_MODULE, name)
 
 
+def choices(pair: Pair) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, float]]:
+    """Layer by layer, of our run from the tokens on: the scores of blocks or experts, what we
+    chose by them, what transformers chose, and the gap of scores that rounding explains.
+    """
+    for (index, layer), seen in zip(layers(pair), pair.walk.layers, strict=True):
+        name, outputs = f"model.layers.{index}", pair.recording.outputs
+        if "ids" in seen:
+            theirs = outputs[f"{name}.self_attn.indexer"][0].swapaxes(0, 1)
+            yield oracles.block_scores(seen, pair.model.config), seen["ids"], theirs, BLOCK_GAP
+        if isinstance(layer.mlp, MoE):
+            scores = oracles.expert_scores(layer.mlp.router, seen["routed"])
+            yield scores, seen["experts"], outputs[f"{name}.mlp.gate"], EXPERT_GAP
+
+
+def test_a_run_goes_the_same_way_until_a_tie(pair):
+    """At the first token where a layer chooses something else both choices are the best up to
+    rounding; what comes behind it is not compared.
+    """
+    first, place = len(pair.ids), None
+    for scores, ours, theirs, gap in choices(pair):
+        same = np.sort(ours, axis=-1) == np.sort(theirs, axis=-1)
+        flipped = np.flatnonzero(~same.reshape(len(same), -1).all(axis=-1))
+        if len(flipped) and flipped[0] < first:
+            first, place = flipped[0], (scores[flipped[0]], theirs[flipped[0]], gap)
+    if place is not None:
+        assert oracles.is_best(*place).all(), (first, place)
+    print(f"compared {first} of {len(pair.ids)} tokens")
+    assert_near(pair.walk.logits[:first], pair.recording.logits[:first], LOGITS, "logits")
+
+
 def test_logits_agree(pair):
-    """After a tie has flipped a selection nothing behind it is compared."""
-    first_flip = len(pair.ids)
-    for index, layer in layers(pair):
-        if layer.attention.indexer is not None:
-            ours, theirs, _ = selection(pair, index)
-            same = (np.sort(ours, -1) == np.sort(theirs, -1)).all(axis=(-1, -2))
-            first_flip = min(first_flip, *np.flatnonzero(~same), len(pair.ids))
-    assert first_flip > SIZES["small"]["block"] * SIZES["small"]["top_k"]
+    """Up to the first token where a choice hangs on less than rounding may come to: which way it
+    falls may differ between any two programs.
+    """
+    first = len(pair.ids)
+    for scores, ours, _, gap in choices(pair):
+        close = oracles.best_margin(scores, ours.shape[-1]).reshape(len(ours), -1).min(-1) < gap
+        first = min([first, *np.flatnonzero(close)])
+    print(f"compared {first} of {len(pair.ids)} tokens")
     actual = np.asarray(logits(pair.loaded, pair.ids))
-    print(f"compared {first_flip} of {len(pair.ids)} tokens")
-    expected = pair.recording.logits
-    assert_near(actual[:first_flip], expected[:first_flip], LOGITS, "logits")
+    assert_near(actual[:first], pair.recording.logits[:first], LOGITS, "logits")

@@ -88,7 +88,9 @@ def random_reference(config: "m3.MiniMaxM3VLTextConfig", seed: int) -> "m3.MiniM
 
 @dataclass
 class Recording:
-    """What went into and came out of each sub-module in one forward pass, by name."""
+    """What went into and came out of each sub-module in one forward pass, by name. Of a router it
+    is the experts that it chose.
+    """
 
     inputs: dict[str, np.ndarray] = field(default_factory=dict)
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
@@ -112,7 +114,8 @@ class Recording:
     def _hook(self, name: str):
         def keep(module, arguments, keywords, output):
             first = arguments[0] if arguments else keywords["hidden_states"]
-            result = output[0] if isinstance(output, tuple) else output
+            of_interest = -1 if name.endswith(".gate") else 0  # a router ends with its choice
+            result = output[of_interest] if isinstance(output, tuple) else output
             self.inputs[name] = first.numpy().copy()
             self.outputs[name] = result.numpy().copy()
 
