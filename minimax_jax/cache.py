@@ -25,8 +25,22 @@ NO_ROUTE = 255  # in a record of expert ids: none is known
 
 
 def local_heads(config: ModelConfig, mesh: Mesh | AbstractMesh | None) -> int:
-    """Key/value heads of a rank; more tensor-parallel ranks than heads share copies of them."""
-    return max(1, config.attention.num_kv_heads // (1 if mesh is None else mesh.shape[MODEL]))
+    """Key/value heads of a rank of this mesh; ValueError as `heads_of_rank`."""
+    return heads_of_rank(config, 1 if mesh is None else mesh.shape[MODEL])
+
+
+def heads_of_rank(config: ModelConfig, tp: int) -> int:
+    """Key/value heads in the pages of one of `tp` ranks; more ranks than heads share copies of
+    them. ValueError where some rank's query heads would need key heads that other ranks have.
+    """
+    heads, kv_heads = config.attention.num_heads, config.attention.num_kv_heads
+    if kv_heads % tp and tp % kv_heads:
+        raise ValueError(
+            f"tp={tp} neither divides the {kv_heads} key/value heads nor is a multiple of them"
+        )
+    if heads % tp:
+        raise ValueError(f"tp={tp} does not divide the {heads} query heads")
+    return max(1, kv_heads // tp)
 
 
 def formats_of(

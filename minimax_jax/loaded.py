@@ -126,7 +126,8 @@ def load(
         draft=computed if asked is None else asked.cache_format(computed),
         compute=compute,
     )
-    pool_layout(config, formats)  # refuses an impossible pair before any weight is read
+    # refuses an impossible pair, or heads that ranks cannot share, before any weight is read
+    pool_layout(config, formats, local_heads(config, mesh))
     has_tokenizer = (folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.load(folder) if has_tokenizer else None
     template = ChatTemplate.load(folder) if ChatTemplate.is_in(folder) else None

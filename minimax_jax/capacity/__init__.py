@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from configs.model import ModelConfig
 from configs.parallel import ParallelConfig
 from configs.parts import check
-from minimax_jax.cache import pool_layout
+from minimax_jax.cache import heads_of_rank, pool_layout
 from minimax_jax.capacity.gpus import GB
 from minimax_jax.capacity.weights import DRAFTER, WeightPart, weight_parts
 from minimax_jax.quantize import Format
@@ -61,13 +61,9 @@ class Question:
 
     @property
     def layout(self) -> PoolLayout:
-        """The pages of one rank. ValueError if its tp ranks cannot share the key/value heads."""
-        heads, tp = self.config.attention.num_kv_heads, self.parallel.tp
-        check(
-            heads % tp == 0 or tp % heads == 0,
-            f"tp={tp} neither divides the {heads} key/value heads nor is a multiple of them",
-        )
-        return pool_layout(self.config, self.formats, local_heads=max(1, heads // tp))
+        """The pages of one rank. ValueError if its tp ranks cannot share the heads."""
+        heads = heads_of_rank(self.config, self.parallel.tp)
+        return pool_layout(self.config, self.formats, local_heads=heads)
 
     @property
     def blocks_per_sequence(self) -> int:

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import minimax_jax
+from configs.parallel import ParallelConfig
+from minimax_jax import checkpoint
 from minimax_jax.loaded import ASSETS, find
+from sharding import make_mesh
 from tests.model.models import random_loaded, small, tokens
 
 
@@ -69,6 +72,15 @@ def test_a_revision_of_something_that_has_none_is_refused():
 def test_an_impossible_format_is_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         minimax_jax.load("tiny", **options)
+
+
+@pytest.mark.devices(8)
+@pytest.mark.parametrize("tp", [3, 6])
+def test_ranks_that_cannot_share_heads_are_refused_before_any_weight_is_read(tp, monkeypatch):
+    """F146."""
+    monkeypatch.setattr(checkpoint, "load_model", None)
+    with pytest.raises(ValueError, match=f"^tp={tp} neither divides the 4 key/value heads nor is"):
+        minimax_jax.load("tiny", mesh=make_mesh(ParallelConfig(tp=tp)))
 
 
 def test_a_template_inside_the_tokenizer_config_is_found(tmp_path):

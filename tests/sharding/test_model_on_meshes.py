@@ -1,5 +1,6 @@
 """The steps of a model on every kind of mesh: pages of each rank's own heads, the same logits."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -114,3 +115,21 @@ def test_a_rank_holds_its_own_heads_and_a_whole_index():
     pages = Cache.empty(layout, 5, mesh)
     assert layout.kv_heads == 1 and pages.pool.shape[:2] == (8, 5)
     assert {shard.data.shape[0] for shard in pages.pool.addressable_shards} == {1}
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tp", "sentence"),
+    [
+        (8, 4, 3, "tp=3 neither divides the 4 key/value heads nor is a multiple of them"),
+        (24, 4, 6, "tp=6 neither divides the 4 key/value heads"),
+        (12, 6, 4, "tp=4 neither divides the 6 key/value heads"),
+        (6, 2, 4, "tp=4 does not divide the 6 query heads"),
+    ],
+)
+def test_heads_that_ranks_cannot_share_are_refused(heads, kv_heads, tp, sentence):
+    """F146: where shards of the weights would be even, a step would take other heads' keys."""
+    attention = replace(CONFIG.attention, num_heads=heads, num_kv_heads=kv_heads)
+    indexer = replace(CONFIG.indexer, num_heads=kv_heads)
+    config = replace(CONFIG, attention=attention, indexer=indexer)
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        local_heads(config, make_mesh(ParallelConfig(tp=tp)))
