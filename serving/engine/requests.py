@@ -134,7 +134,7 @@ class Requests:
         with self._handover.lock:
             for box in stream.boxes:
                 box.finish(End("abort"))
-        stream.wake()
+        self.forget(self._handover.deliver())
 
     def forget(self, over: Items[Stream]) -> None:
         """Lets go of the streams that are over."""
@@ -147,7 +147,7 @@ class Requests:
         for future in self._compiling.values():
             future.cancel()
         self._compiling.clear()
-        for stream in self._streams.values():
+        for stream in list(self._streams.values()):
             self._fail(stream, error)
         self._streams.clear()
 
@@ -182,4 +182,4 @@ class Requests:
         with self._handover.lock:
             if not stream.is_over:
                 stream.fail(error)
-        stream.wake()
+        self.forget(self._handover.deliver())

@@ -160,6 +160,7 @@ class StepLoop:
         """Adds new tokens to what readers get."""
         num_tokens = 0
         with self._handover.lock:
+            marked = self._handover.news
             for sequence, tokens in news.plain:
                 num_tokens += len(tokens)
                 box = sequence.box
@@ -168,8 +169,9 @@ class StepLoop:
                     run.ids += tokens
                 else:
                     run.add(tokens, result.ranks[sequence.rank].logprobs.get(sequence.slot))
-                if not box.is_new:
-                    box.mark()
+                if not box.is_new:  # `Box.mark`, without a call
+                    box.is_new = True
+                    marked.append(box)
             for sequence, tokens in news.others:
                 num_tokens += len(tokens)
                 logprobs = result.ranks[sequence.rank].logprobs

@@ -2,7 +2,8 @@
 
 The thread merges what is new of a sequence into what its reader has not taken yet, so a reader that
 never comes costs one output of each sequence, not a queue of them; and it calls the loop at most
-once before the loop has looked.
+once before the loop has looked. Which sequences have something new is one list for all of them:
+the loop hands them to their streams and wakes readers, so that this costs the thread one entry.
 """
 
 import asyncio
@@ -25,7 +26,9 @@ class End(NamedTuple):
 
 
 class Box:
-    """What is new of one sequence since its reader took the last; the handover's lock guards it."""
+    """What is new of one sequence since its reader took the last; the handover's lock guards it.
+    `is_new`: it is among the handover's `news` or its stream's `changed`.
+    """
 
     __slots__ = ("end", "index", "is_new", "prompt_logprobs", "request", "run", "stream")
 
@@ -37,19 +40,16 @@ class Box:
         self.end: End | None = None
 
     def mark(self) -> None:
-        """Lets the reader know, after something was added."""
-        stream, self.is_new = self.stream, True
-        stream.changed.append(self)
-        if stream.is_awaited and not stream.is_noted:
-            stream.handover.note(stream)
+        """Lets the reader know, after something was added to a box that was not new."""
+        self.is_new = True
+        self.stream.handover.news.append(self)
 
     def finish(self, end: End) -> None:
         """Adds the sequence's end."""
         self.end = end
-        self.stream.num_open -= 1
+        self.stream.close_one()
         if not self.is_new:
             self.mark()
-        self.stream.note()
 
     def take(self) -> Output:
         """All that is new, as one output."""
@@ -85,8 +85,9 @@ class Handover:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.news: list[Box] = []  # that have something new
+        self.over: list[Stream] = []  # to which nothing more will be written
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._to_wake: list[Stream] = []
         self._is_called = False
 
     def bind(self) -> None:
@@ -98,11 +99,6 @@ class Handover:
             raise EngineError("an engine is used on one event loop, and this is another one")
         with self.lock:
             self._loop, self._is_called = loop, False
-
-    def note(self, stream: "Stream") -> None:
-        """Has a stream woken at the next call of the loop; the lock is held."""
-        stream.is_noted = True
-        self._to_wake.append(stream)
 
     def call(self, act: Callable[[], None]) -> bool:
         """Has the loop do something soon; whether there is a loop that still runs."""
@@ -116,23 +112,31 @@ class Handover:
         return True
 
     def wake(self, act: Callable[[list["Stream"]], None], *, always: bool) -> None:
-        """Has the loop wake the readers that wait, and then do something with the streams that are
-        over; unless that is on its way, or there is none and it is not always to be done.
+        """Has the loop deliver, and then do something with the streams that are over; unless that
+        is on its way, or there is nothing and it is not always to be done.
         """
         with self.lock:
-            if self._is_called or not (self._to_wake or always):
+            if self._is_called or not (self.news or self.over or always):
                 return
-            self._is_called = self.call(lambda: self._wake_now(act))
+            self._is_called = self.call(lambda: act(self.deliver()))
 
-    def _wake_now(self, act: Callable[[list["Stream"]], None]) -> None:
+    def deliver(self) -> list["Stream"]:
+        """Hands what is new to the streams and wakes their readers, on the loop; the streams that
+        are over.
+        """
         with self.lock:
-            streams, self._to_wake = self._to_wake, []
+            news, self.news = self.news, []
+            over, self.over = self.over, []
             self._is_called = False
-            for stream in streams:
-                stream.is_noted = False
-        for stream in streams:
+        for box in news:
+            stream = box.stream
+            stream.changed.append(box)
+            if stream.reader is not None:
+                stream.wake()
+        for stream in over:
+            stream.is_closed = True
             stream.wake()
-        act([stream for stream in streams if stream.is_over])
+        return over
 
 
 class Stream:
@@ -140,13 +144,13 @@ class Stream:
 
     def __init__(self, handover: Handover, request_id: str, prompt_tokens: int):
         self.request_id, self.prompt_tokens = request_id, prompt_tokens
-        self.handover, self.is_noted = handover, False
+        self.handover = handover
         self.boxes: list[Box] = []
-        self.changed: deque[Box] = deque()
+        self.changed: deque[Box] = deque()  # the loop's alone, as `reader`, which waits
+        self.reader: asyncio.Future[None] | None = None
+        self.is_closed = False  # all that is written has been delivered
         self.num_open = self._left = 0  # sequences whose end is not written, and not read
-        self.is_awaited = False  # whether its reader waits
         self._error: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
 
     def open(self, n: int, num_top: int | None) -> None:
         """Makes a box for each sequence; before anything else."""
@@ -160,15 +164,16 @@ class Stream:
         """Whether nothing more will be written."""
         return not self.num_open
 
-    def note(self) -> None:
-        """Has the loop called for it, if someone waits there or has to know of its end."""
-        if not self.is_noted and (self.is_awaited or not self.num_open):
-            self.handover.note(self)
+    def close_one(self) -> None:
+        """Counts the end of a sequence."""
+        self.num_open -= 1
+        if not self.num_open:
+            self.handover.over.append(self)
 
     def fail(self, error: Exception) -> None:
         """Ends the stream with an error, behind what is there already."""
         self._error, self.num_open = error, 0
-        self.note()
+        self.handover.over.append(self)
 
     # ---- the reader's side
 
@@ -176,17 +181,14 @@ class Stream:
         return self
 
     async def __anext__(self) -> Output:
-        while True:
+        while not self.changed and self._left and not self.is_closed:
+            self.reader = asyncio.get_running_loop().create_future()
+            await self.reader
+        if self.changed:
             with self.handover.lock:
-                if self.changed:
-                    output = self.changed.popleft().take()
-                    self._left -= output.finish_reason is not None
-                    return output
-                if self._left and self._error is None:
-                    self._reader, self.is_awaited = asyncio.get_running_loop().create_future(), True
-            if self._reader is None:
-                break
-            await self._reader
+                output = self.changed.popleft().take()
+            self._left -= output.finish_reason is not None
+            return output
         if self._left and self._error is not None:
             self._left = 0
             raise self._error
@@ -194,6 +196,6 @@ class Stream:
 
     def wake(self) -> None:
         """Lets the reader look again."""
-        reader, self._reader, self.is_awaited = self._reader, None, False
+        reader, self.reader = self.reader, None
         if reader is not None and not reader.done():
             reader.set_result(None)
