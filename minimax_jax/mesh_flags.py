@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 from configs.parallel import ParallelConfig
 from sharding.mesh import make_mesh
-from sharding.processes import find_processes, meet, start
+from sharding.processes import Processes, find_processes, meet, start
 from sharding.rules import SERVE, Rules, with_parallel
 
 
@@ -15,27 +15,33 @@ def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
     """--parallel, and where this process stands among several."""
     mesh = parser.add_argument_group("several devices")
     mesh.add_argument("--parallel", help="such as tp4 or tp4,ep; one device by default")
-    mesh.add_argument(
+    add_process_flags(mesh)
+
+
+def add_process_flags(group: argparse._ArgumentGroup) -> None:
+    """Where this process stands among several."""
+    group.add_argument(
         "--distributed",
         action="store_true",
         help="join the processes that SLURM, Open MPI or a LeaderWorkerSet started",
     )
-    mesh.add_argument("--coordinator", help="host:port of process 0, with the next two")
-    mesh.add_argument("--num-processes", type=int)
-    mesh.add_argument("--process-id", type=int)
+    group.add_argument("--coordinator", help="host:port of process 0, with the next two")
+    group.add_argument("--num-processes", type=int)
+    group.add_argument("--process-id", type=int)
 
 
-def joined(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
-    """Joins the other processes, if there are any, before JAX looks for devices. ValueError when
-    flags and environment do not say which process this is.
+def joined(options: argparse.Namespace, environment: Mapping[str, str]) -> Processes | None:
+    """Joins the other processes, if there are any, before JAX looks for devices; this process's
+    place among them. ValueError when flags and environment do not say which process this is.
     """
     flags = (options.coordinator, options.num_processes, options.process_id)
-    if options.distributed or any(flag is not None for flag in flags):
-        known = environment if options.distributed else {}
-        processes = find_processes(known, *flags)
-        if processes is None and not options.distributed:
-            raise ValueError("--num-processes and --process-id need --coordinator")
-        start(processes)
+    if not options.distributed and all(flag is None for flag in flags):
+        return None
+    processes = find_processes(environment if options.distributed else {}, *flags)
+    if processes is None and not options.distributed:
+        raise ValueError("--num-processes and --process-id need --coordinator")
+    start(processes)
+    return processes
 
 
 def mesh_and_rules(options: argparse.Namespace) -> tuple[Mesh | None, Rules]:

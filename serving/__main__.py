@@ -10,12 +10,18 @@ from collections.abc import Sequence
 import jax
 
 from minimax_jax.compiled import keep_compiled_programs
+from minimax_jax.mesh_flags import joined
 from serving import logs
 from serving.bench.command import main as bench
 from serving.command.flags import PROGRAM, parse
-from serving.command.resolve import Machine, resolve
+from serving.command.follow import follow, leave
+from serving.command.resolve import Machine, Resolved, resolve
 from serving.command.run import ENDED_EARLY, serve
+from serving.processes.leader import Leader
+from serving.processes.meeting import link_to_first, links_to_others
 from serving.profile_costs import main as profile
+from sharding.mesh import make_mesh
+from sharding.processes import Processes
 
 OTHERS = {"bench": bench, "profile": profile}
 
@@ -31,22 +37,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         asked = parse(arguments)
         logs.set_up(asked.monitoring)
-        machine = Machine(platform=jax.default_backend(), num_devices=jax.device_count())
-        resolved = resolve(asked, machine)
+        processes = joined(asked.place, os.environ)
+        resolved = resolve(asked, _machine())
     except (ValueError, OSError) as error:
         _end(error, 2)
     keep_compiled_programs()
     try:
-        code = asyncio.run(serve(resolved))
+        code = asyncio.run(serve(resolved)) if processes is None else _together(resolved, processes)
     except (ValueError, OSError) as error:
         _end(error, 1)
-    if code == ENDED_EARLY:
-        os._exit(code)  # a thread still compiles, which cannot be interrupted
+    if code == ENDED_EARLY or (code and processes is not None):
+        leave(code)  # a thread still compiles, or is in a step that never ends
     sys.exit(code)
 
 
+def _machine() -> Machine:
+    return Machine(
+        platform=jax.default_backend(),
+        num_devices=jax.device_count(),
+        num_processes=jax.process_count(),
+    )
+
+
+def _together(resolved: Resolved, processes: Processes) -> int:
+    """One of several processes; the exit code."""
+    mesh = make_mesh(resolved.asked.parallel)
+    if processes.index > 0:
+        follow(resolved, link_to_first(processes, mesh))
+        return 0
+    leader = Leader(links_to_others(processes, mesh))
+    return asyncio.run(serve(resolved, leader))
+
+
 def _end(error: Exception, code: int) -> None:
-    print(f"{PROGRAM}: {error}", file=sys.stderr)
+    print(f"{PROGRAM}: {error}", file=sys.stderr, flush=True)
+    if jax.distributed.is_initialized():
+        leave(code)  # JAX would wait for processes that may never end
     sys.exit(code)
 
 

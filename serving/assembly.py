@@ -11,6 +11,7 @@ from minimax_jax.loaded import LoadedModel
 from minimax_jax.lora import Adapter
 from serving.device.model_device import ModelDevice
 from serving.device.placement import num_data_ranks
+from serving.device_api import Others
 from serving.engine import BatchingEngine
 from serving.engine_api import EngineInfo
 from serving.scheduling.cost_table import StepCosts
@@ -43,11 +44,19 @@ class Plan:
     costs: StepCosts | None = None  # without them every draft is verified
 
 
-def assemble(loaded: LoadedModel, plan: Plan, progress: Progress | None = None) -> Assembly:
-    """Compiles every program and starts the engine; blocks until it is ready. Raises ValueError
-    with one sentence for what cannot be served.
+def assemble(
+    loaded: LoadedModel,
+    plan: Plan,
+    progress: Progress | None = None,
+    others: Others | None = None,
+) -> Assembly:
+    """Compiles every program and starts the engine; blocks until it is ready. `others` are the
+    other processes, which then do what this one's device does. Raises ValueError with one sentence
+    for what cannot be served.
     """
-    device = ModelDevice(loaded, plan.config, plan.num_blocks, adapters=plan.adapters)
+    device = ModelDevice(
+        loaded, plan.config, plan.num_blocks, adapters=plan.adapters, others=others
+    )
     device.warm_up(progress)
     engine = BatchingEngine(
         engine_info(loaded, plan.config),

@@ -60,8 +60,8 @@ class Device(Protocol):
 
 
 class Others(Protocol):
-    """The devices of the other processes, which do what this process's does, in its order. Called
-    before it is done here, so that no process waits for one that knows of nothing.
+    """The devices of the other processes, which do what this process's does, in its order. They
+    are told of a program before it runs here, so that none waits for one that knows of nothing.
     """
 
     def run(self, name: str, adapter: str | None, host: tuple[Any, ...], times: int) -> None:

@@ -91,6 +91,10 @@ class Lifetime:
         self.fault = self.fault or fault
         self._ended.set()
 
+    def drain(self) -> None:
+        """Ends it in good order, as the first signal does."""
+        self._ended.set()
+
     async def ended(self) -> None:
         """Waits for the end."""
         await self._ended.wait()

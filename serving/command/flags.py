@@ -14,6 +14,7 @@ from configs.parallel import ParallelConfig
 from configs.server import ServerConfig
 from configs.serving import ServingConfig
 from configs.speculative import SpeculativeConfig
+from minimax_jax.mesh_flags import add_process_flags
 from serving.command import objects
 from serving.command.nested import OBJECTS, read_objects
 from serving.command.others import add_others, answers, unknown
@@ -28,6 +29,7 @@ CONFIGS: dict[str, type] = {
     "metrics and logs": MonitoringConfig,
 }
 FROM_SPECULATION = ("num_speculative_tokens",)  # which --speculative-config says
+ALONE = {"distributed": False, "coordinator": None, "num_processes": None, "process_id": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,7 @@ class Asked:
     served_names: tuple[str, ...] = ()
     adapters: Mapping[str, Path]
     experts: str | None = None  # the format that --quantization-config.moe asks for
+    place: argparse.Namespace  # among several processes, for `mesh_flags.joined`
     seed: int = 0
     lines: tuple[str, ...] = ()
 
@@ -90,6 +93,7 @@ def parse(arguments: Sequence[str]) -> Asked:
         served_names=tuple(given.get("served_model_name", ())),
         adapters=_adapters([*given.get("lora", ()), *given.get("lora_modules", ())]),
         experts=experts,
+        place=argparse.Namespace(**{name: given.get(name, usual) for name, usual in ALONE.items()}),
         seed=given.get("seed", 0),
         lines=tuple(lines),
     )
@@ -132,6 +136,7 @@ def _add_parallel(parser: argparse.ArgumentParser) -> None:
     context = "ranks of tp that share a long context in decode"
     group.add_argument("--decode-context-parallel-size", "-dcp", type=int, help=context)
     group.add_argument("--parallel", help="all of these as one word, such as tp4,ep or dep4")
+    add_process_flags(parser.add_argument_group("several processes, each started with this"))
 
 
 def _backend_line(speculative: SpeculativeConfig) -> list[str]:

@@ -25,10 +25,11 @@ CPU_DEFAULTS: dict[str, Any] = {"max_num_seqs": "16", "max_num_batched_tokens": 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The devices that JAX sees."""
+    """The devices that JAX sees, those of all processes together."""
 
     platform: str
     num_devices: int
+    num_processes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +97,16 @@ def serving_config(asked: Asked, model: ModelConfig, machine: Machine) -> Servin
 
 
 def check_devices(parallel: ParallelConfig, machine: Machine) -> None:
-    """Raises ValueError for more devices than there are, and for context-parallel ranks."""
+    """Raises ValueError for more devices than there are, and for processes left without work."""
     if parallel.num_devices > machine.num_devices:
         raise ValueError(
             f"{parallel} needs {parallel.num_devices} devices, and JAX sees {machine.num_devices} "
             f"({machine.platform})"
         )
-    if parallel.dcp > 1:
+    if machine.num_processes > 1 and parallel.num_devices < machine.num_devices:
         raise ValueError(
-            f"--decode-context-parallel-size {parallel.dcp}: each rank scores all blocks of its "
-            "sequences, and sharing them out is not there yet; use -tp or -dp"
+            f"{parallel} uses {parallel.num_devices} of the {machine.num_devices} devices of "
+            f"{machine.num_processes} processes: all of them must take part"
         )
 
 

@@ -18,6 +18,7 @@ from serving.command.resolve import Resolved
 from serving.gateway import Gateway, check_free, check_installed
 from serving.lifetime import EndedEarlyError, Lifetime
 from serving.metrics import Metrics
+from serving.processes.leader import Leader
 from serving.starting_engine import StartingEngine
 from serving.stats_log import RequestLog, StatsLog
 
@@ -26,17 +27,19 @@ WATCH_S = 1.0  # between two looks whether the engine still serves
 ENDED_EARLY = 130  # the exit code when a signal came before the server was ready
 
 
-async def serve(resolved: Resolved) -> int:
-    """Serves until a signal (0) or until the engine fails (1). Raises ValueError with one sentence
-    when it cannot start.
+async def serve(resolved: Resolved, leader: Leader | None = None) -> int:
+    """Serves until a signal (0) or until the engine fails (1). `leader` speaks to the other
+    processes, if there are any. Raises ValueError with one sentence when it cannot start.
     """
     since, engine = time.monotonic(), StartingEngine()
     check_http(resolved)
     assembly: Assembly | None = None
+    life = Lifetime()
     try:
-        async with Lifetime() as life:
+        async with life:
+            _heed(leader, life)
             listeners = await listen(life, engine, resolved)
-            loaded, assembly = await life.unless_ended(_loaded(resolved, engine))
+            loaded, assembly = await life.unless_ended(_loaded(resolved, engine, leader))
             engine.become(assembly.engine)
             ready = Ready(
                 resolved=resolved,
@@ -51,11 +54,16 @@ async def serve(resolved: Resolved) -> int:
             watch = asyncio.create_task(_watch(life, assembly))
             await life.ended()
             watch.cancel()
+            _give_up(life, assembly)
     except EndedEarlyError:
-        return ENDED_EARLY
+        if not life.fault:
+            return ENDED_EARLY
     finally:
         if assembly is not None:
+            _give_up(life, assembly)
             await assembly.close()
+        if leader is not None and not life.fault:
+            await asyncio.to_thread(leader.end)
     if life.fault:
         LOG.error("%s", life.fault)
     return 1 if life.fault else 0
@@ -77,11 +85,25 @@ def check_http(resolved: Resolved) -> None:
     check_free(asked.server.host, port)
 
 
-async def _loaded(resolved: Resolved, engine: StartingEngine):
+def _heed(leader: Leader | None, life: Lifetime) -> None:
+    """Ends all when another process is gone, and in good order when one was asked to end."""
+    if leader is not None:
+        loop = asyncio.get_running_loop()
+        leader.on_lost = partial(loop.call_soon_threadsafe, life.end)
+        leader.on_drain = partial(loop.call_soon_threadsafe, life.drain)
+
+
+def _give_up(life: Lifetime, assembly: Assembly) -> None:
+    """After a fault nobody waits for the devices: those of a process that is gone never answer."""
+    if life.fault:
+        assembly.engine.give_up(life.fault)
+
+
+async def _loaded(resolved: Resolved, engine: StartingEngine, leader: Leader | None):
     """The model and its engine, made in a thread, while listeners tell how far that is."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="start")
     with StartProgress(Console(stderr=True), engine.say) as progress:
-        work = partial(load_and_assemble, resolved, progress)
+        work = partial(load_and_assemble, resolved, progress, leader)
         try:
             return await asyncio.get_running_loop().run_in_executor(executor, work)
         except ValueError as error:

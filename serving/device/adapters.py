@@ -45,7 +45,7 @@ class Adapters:
         """Sets these; others stay. Raises ValueError for one that the form does not hold."""
         fitted = {}
         for name, adapter in named.items():
-            parts = dict(_linears(adapter))
+            parts = dict(linears(adapter))
             _check(name, parts, self._form)
             fitted[name] = self._fitted(parts)
         self._trees |= fitted
@@ -80,19 +80,20 @@ def _form_of(part: LowRank) -> tuple[tuple[int, ...], int, int, int]:
 def _common_form(adapters: Any) -> Form:
     form: Form = {}
     for adapter in adapters:
-        for path, part in _linears(adapter):
+        for path, part in linears(adapter):
             experts, rank, width, out = _form_of(part)
             known = form.get(path, (experts, 0, width, out))
             form[path] = experts, max(rank, known[1]), width, out
     return form
 
 
-def _linears(adapter: Adapter, path: Path = ()) -> Iterator[tuple[Path, LowRank]]:
+def linears(adapter: Adapter, path: Path = ()) -> Iterator[tuple[Path, LowRank]]:
+    """The parts of an adapter, each with the path to its linear."""
     for name, below in ({} if adapter is None else adapter).items():
         if isinstance(below, LowRank):
             yield (*path, name), below
         else:
-            yield from _linears(below, (*path, name))
+            yield from linears(below, (*path, name))
 
 
 def _check(name: str, parts: Mapping[Path, LowRank], form: Form) -> None:

@@ -192,6 +192,10 @@ class BatchingEngine:
         """Ends the profile and writes it; its folder. EngineBusyError where none runs."""
         return await self._thread.call(self._steps.profiling.stop)
 
+    def give_up(self, sentence: str) -> None:
+        """Ends every request with this error and serves no more: the devices may never answer."""
+        self._thread.give_up(sentence)
+
     async def close(self) -> None:
         """Aborts what runs, and ends the threads."""
         await asyncio.to_thread(self.end)

@@ -26,6 +26,7 @@ class EngineThread:
         """`is_over` is called once, on the event loop, with what all later calls are refused by."""
         self._steps, self._handover, self._tell_over = steps, handover, is_over
         self._error: EngineError | None = None
+        self._is_given_up = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -47,9 +48,17 @@ class EngineThread:
         return await asyncio.wrap_future(call.future)
 
     def end(self) -> None:
-        """Aborts what runs, and waits for the thread's end."""
+        """Aborts what runs, and waits for the thread's end, unless it was given up."""
         self.put(Call(self._steps.end))
-        self._thread.join()
+        if not self._is_given_up:
+            self._thread.join()
+
+    def give_up(self, sentence: str) -> None:
+        """Refuses everything from now on, without the thread: its step may never end. Called on
+        the event loop.
+        """
+        self._is_given_up = True
+        self._over(EngineError(sentence))
 
     def _run(self) -> None:
         fault = Fault()
@@ -60,6 +69,8 @@ class EngineThread:
             over()
 
     def _over(self, error: EngineError) -> None:
+        if self._error is not None:
+            return
         self._error = error
         self._steps.weights.refuse(error)
         self._steps.commands.refuse_all(error)

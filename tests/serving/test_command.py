@@ -75,11 +75,20 @@ def test_what_this_model_or_machine_cannot_do_is_one_sentence_before_any_weight(
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
-def test_context_parallel_ranks_are_refused_even_with_their_devices():
-    assert str(resolved("tiny -tp 2 -dp 2 -ep", GPUS).asked.parallel) == "dp2,tp2,ep"
-    for flags in ("-tp 4 -dcp 4", "-tp 4 --attention-config.indexer_decode_cp true"):
-        with pytest.raises(ValueError, match="not there yet"):
-            resolved(f"tiny {flags}", GPUS)
+def test_layouts_are_taken_where_their_devices_are():
+    for flags, layout in (
+        ("-tp 2 -dp 2 -ep", "dp2,tp2,ep"),
+        ("-tp 4 -dcp 2", "tp4,dcp2"),
+        ("-tp 4 --attention-config.indexer_decode_cp true", "tp4,dcp4"),
+    ):
+        assert str(resolved(f"tiny {flags}", GPUS).asked.parallel) == layout
+
+
+def test_no_process_may_be_left_without_work():
+    two = replace(GPUS, num_processes=2)
+    with pytest.raises(ValueError, match="tp2 uses 2 of the 4 devices of 2 processes"):
+        resolved("tiny -tp 2", two)
+    assert resolved("tiny -tp 4", two).asked.parallel.num_devices == 4
 
 
 def test_the_experts_format_that_the_checkpoint_has_is_fine():

@@ -92,7 +92,7 @@ def outputs(loaded: LoadedModel, requests: list[Asked], *, is_ready: bool = Fals
         device.close()
 
 
-@pytest.mark.parametrize("mesh", ["tp2", "dep2", "dp2,tp2,ep"])
+@pytest.mark.parametrize("mesh", ["tp2", "dep2", "dp2,tp2,dcp2,ep"])
 def test_mixed_requests_give_on_a_mesh_what_they_give_alone(mesh):
     requests = [asked(index) for index in range(12)]
     wholes, rows = outputs(on_mesh(mesh), requests)
