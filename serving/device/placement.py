@@ -79,14 +79,14 @@ def _joined(x: jax.Array) -> jax.Array:
 def _placed(tree: Any, mesh: Mesh | None, first: str | None) -> Any:
     if mesh is None:
         return jax.device_put(tree)
+    return jax.tree.map(partial(_place, mesh, first), tree)
 
-    def place(x: Any) -> jax.Array:
-        axes = (first, *[None] * (x.ndim - 1)) if x.ndim else ()
-        sharding = named_sharding(mesh, axes, SERVE, x.shape)
-        if sharding.is_fully_addressable:
-            return jax.device_put(x, sharding)
-        # Each process has the whole and takes its shards, which needs no word of the others.
-        whole = np.asarray(x)
-        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
-    return jax.tree.map(place, tree)
+def _place(mesh: Mesh, first: str | None, x: Any) -> jax.Array:
+    axes = (first, *[None] * (x.ndim - 1)) if x.ndim else ()
+    sharding = named_sharding(mesh, axes, SERVE, x.shape)
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    # Each process has the whole and takes its shards, which needs no word of the others.
+    whole = np.asarray(x)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
