@@ -13,7 +13,15 @@ import pytest
 
 from configs.parallel import ParallelConfig
 from configs.presets import tiny
-from minimax_jax.checkpoint import load_model, parameters_of
+from minimax_jax.checkpoint import (
+    abstract_model,
+    load_model,
+    parameters_of,
+    read_plan,
+    tensor_file,
+)
+from minimax_jax.checkpoint.files import open_files
+from minimax_jax.checkpoint.read import parts
 from sharding.mesh import make_mesh
 from sharding.rules import SERVE, with_parallel
 from tests.checkpoint import files
@@ -95,15 +103,23 @@ def test_shards_lie_where_the_rules_put_them(tmp_path):
     assert local(parameters["layers.1.mlp.router.weight"].get_value()) == (E, D)
 
 
-def test_a_shard_that_would_cut_a_group_is_refused_before_anything_is_read(tmp_path):
-    """F91: 64 expert inputs over 8 devices are 8 each, half a group of 16."""
-    config = replace(CONFIG, moe=tiny().moe)
+@pytest.mark.parametrize(
+    ("text", "changes", "sentence"),
+    [
+        ("tp8", {"expert_dim": 64}, "layers.1.mlp.experts.w2.weight in nvfp4 cannot be sharded"),
+        ("dep4", {"num_experts": 10}, "'experts' of size 10 is not a multiple of its 4 shards"),
+    ],
+)
+def test_uneven_shards_are_refused_before_anything_is_read(text, changes, sentence, tmp_path):
+    """F91: 64 expert inputs over 8 devices are 8 each, half a group of 16. F99: 10 experts."""
+    config = replace(CONFIG, moe=replace(CONFIG.moe, **changes))
     folder = files.write(tmp_path, config, files.released(config, *FORMS["m3.1"])[0])
+    parallel = ParallelConfig.parse(text)
     gc.collect()
     before = held()
     with pytest.raises(ValueError) as caught:
-        load(folder, mesh=make_mesh(ParallelConfig(tp=8)))
-    assert "layers.1.mlp.experts.w2.weight in nvfp4 cannot be sharded" in str(caught.value)
+        load(folder, mesh=make_mesh(parallel), rules=with_parallel(SERVE, parallel))
+    assert sentence in str(caught.value)
     assert held() == before
 
 
@@ -120,6 +136,35 @@ def test_the_same_values_come_out_of_one_device_and_of_eight(tmp_path):
     folder = files.write(tmp_path, CONFIG, tensors)
     model = load(folder, mesh=make_mesh(ParallelConfig(dp=2, tp=4)))
     assert_same(model, files.expected_by_path(CONFIG, values))
+
+
+@pytest.mark.parametrize("parallel", [ParallelConfig(tp=4), ParallelConfig(dp=4, ep=4)], ids=str)
+def test_a_process_reads_once_what_its_devices_keep(parallel, tmp_path):
+    folder = files.write(tmp_path, CONFIG, files.released(CONFIG, *FORMS["m3.1"])[0])
+    stored = sum(entry.nbytes for entry in open_files(folder).entries.values())
+    rules = with_parallel(SERVE, parallel)
+    _, report = load_model(folder, dtype="bfloat16", mesh=make_mesh(parallel), rules=rules)
+    assert report.read_bytes == stored
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("least", [1, 1 << 20], ids=["pieces of rows", "whole rows"])
+def test_any_slices_of_a_leaf_are_those_of_the_whole(form, least, tmp_path, monkeypatch):
+    monkeypatch.setattr(tensor_file, "LEAST_BYTES", least)
+    folder = files.write(tmp_path, CONFIG, files.released(CONFIG, *FORMS[form])[0])
+    for leaf in read_plan(folder, abstract_model(CONFIG, "float32")).leaves:
+        for part in parts(leaf, "float32"):
+            whole = np.empty(part.shape, part.dtype)
+            part.read_into(whole, tuple((0, size) for size in part.shape))
+            bounds = tuple((size // 3, size - size // 4) for size in part.shape)
+            cut = np.empty([end - first for first, end in bounds], part.dtype)
+            part.read_into(cut, bounds)
+            expected = whole[tuple(slice(*bound) for bound in bounds)]
+            np.testing.assert_array_equal(cut.view(np.uint8), bytes_of(expected), leaf.path)
+
+
+def bytes_of(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).view(np.uint8)
 
 
 MEASURE = """

@@ -11,7 +11,8 @@ from flax import nnx
 from configs.parallel import ParallelConfig
 from minimax_jax.expert_exchange import FEWEST_TOKENS, are_sent, sum_at_experts
 from minimax_jax.experts import Experts
-from sharding import SERVE, local, make_mesh, with_parallel
+from minimax_jax.plan.hlo import collectives
+from sharding import SERVE, local, make_mesh, named_sharding, with_parallel
 from sharding.collectives import total
 from tests.model.models import small
 from tests.numerics import assert_close
@@ -71,6 +72,30 @@ def test_a_large_batch_of_many_ranks_gives_the_sums_of_one_device():
     with jax.set_mesh(make_mesh(parallel)):
         found = jax.jit(lambda *rows: experts(*rows, rules=rules))(x, ids, weights)
     assert_close(found, jax.jit(experts)(x, ids, weights), "f32")
+
+
+def test_tokens_travel_and_experts_stay():
+    """F152: what ranks exchange is less than one matrix of one expert, and a rank has its own."""
+    config, parallel = small(2), ParallelConfig.parse("dp2,tp2,ep")
+    rules, mesh = with_parallel(SERVE, parallel), make_mesh(parallel)
+    experts = Experts(config, nnx.Rngs(0))
+    for linear in (experts.w1, experts.w2, experts.w3):
+        value, axes = linear.weight.get_value(), linear.weight.axes
+        linear.weight.set_value(
+            jax.device_put(value, named_sharding(mesh, axes, rules, value.shape))
+        )
+    rows = (
+        jnp.ones((4, 2, config.hidden_size)),
+        jnp.zeros((4, 2, X), jnp.int32),
+        jnp.ones((4, 2, X)),
+    )
+    with jax.set_mesh(mesh):
+        step = jax.jit(lambda experts, *rows: experts(*rows, rules=rules)).lower(experts, *rows)
+    program = step.compile().as_text()
+    assert program is not None and f"f32[{config.moe.num_experts // 4},32,64]" in program
+    matrix = 4 * config.moe.expert_dim * config.hidden_size
+    sent = [one.nbytes for one in collectives(program)]
+    assert sent and max(sent) < matrix
 
 
 def test_the_rule_sends_large_batches_over_many_ranks():
