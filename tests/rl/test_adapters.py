@@ -11,8 +11,9 @@ from configs.presets import m3_1_flash, tiny
 from minimax_jax.lora import LowRank
 from minimax_jax.peft import CONFIG, MATRICES, read_adapter
 from rl.adapters import adapted_linears, as_adapter, new_adapter
+from rl.optimizer import Structure
 from rl.peft_files import write_adapter
-from rl.policy import initial_parameters
+from rl.policy import initial_parameters, published
 from tests.rl.grpo_toy import CONFIG as TOY
 from tests.rl.grpo_toy import shaken, toy_loaded
 from tests.rl.toy import MODEL
@@ -95,3 +96,15 @@ def test_full_training_leaves_the_indexer_and_the_biases_alone():
     names = set(initial_parameters(loaded, replace(TOY, trained="full")))
     assert "embedding" in names and "layers.1.mlp.router.weight" in names
     assert not any("indexer" in name or "router.bias" in name for name in names)
+
+
+def test_every_changed_weight_reaches_the_rollouts_model():
+    """F168: 0.01 is added to each, and no array of the model is a copy that stays behind."""
+    loaded, config = toy_loaded(), replace(TOY, trained="full")
+    parameters = initial_parameters(loaded, config)
+    changed = {name: x + 0.01 for name, x in parameters.items()}
+    model, _ = published(loaded.model, changed, config)
+    before, after = (Structure.of(one).parameters(one) for one in (loaded.model, model))
+    assert len(after) == len(jax.tree.leaves(model)) and changed.keys() < after.keys()
+    for name, x in after.items():
+        np.testing.assert_array_equal(x, changed.get(name, before[name]), err_msg=name)

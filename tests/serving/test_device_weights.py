@@ -69,6 +69,7 @@ def test_f188_nan_logits_end_their_own_sequence_and_no_other_ever(device):
 
 
 def test_other_weights_of_the_same_shapes_are_used_from_the_next_step_on(device):
+    """F168, F167: every weight is another one."""
     driver = Driver(device, LOADED)
     driver.ask("old", 40, max_tokens=5)
     driver.run()
@@ -108,6 +109,7 @@ def test_rows_of_one_step_have_different_adapters(adapted):
 
 
 def test_an_adapter_of_the_same_form_takes_the_place_of_another(adapted):
+    """F77, F170: reloaded under its name."""
     new = adapter(7, 4, "0", 1.0)
     adapted.update(adapters={"one": new})
     driver = Driver(adapted, LOADED)
