@@ -46,14 +46,18 @@ from sharding.rules import SERVE, Rules
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """What a load did. `peak_host_bytes` is the most that our own host buffers held at once,
-    counted where they are made: one leaf, or one part of a quantised leaf, and a chunk of at most
-    16 MiB that is cast on its way. It is not what the process holds: on a CPU the device's arrays
-    are host memory, and the system caches files as it likes.
+    """What a load did. `nbytes` are those of the whole model, `read_bytes` what this process took
+    from its files: what its own devices keep, and of narrow columns whole rows.
+
+    `peak_host_bytes` is the most that our own host buffers held at once, counted where they are
+    made: one shard of a leaf, or of one part of a quantised leaf, and a chunk of at most 16 MiB
+    that is cast on its way. It is not what the process holds: on a CPU the device's arrays are host
+    memory, and the system caches files as it likes.
     """
 
     tensors: int
     nbytes: int
+    read_bytes: int
     largest_bytes: int
     peak_host_bytes: int
     seconds: float
@@ -63,8 +67,9 @@ class LoadReport:
         rest = ", ".join(f"{count} {part}" for part, count in self.not_loaded.items())
         return (
             f"{self.tensors} tensors, {self.nbytes / 1e6:,.1f} MB in {self.seconds:.1f} s; "
+            f"{self.read_bytes / 1e6:,.1f} MB read here, "
             f"host buffers at most {self.peak_host_bytes / 1e6:,.1f} MB, "
-            f"largest array {self.largest_bytes / 1e6:,.1f} MB"
+            f"largest buffer {self.largest_bytes / 1e6:,.1f} MB"
             + (f"; not loaded: {rest} tensors" if rest else "")
         )
 
@@ -121,6 +126,7 @@ def fill(
     return LoadReport(
         tensors=len({e.name for leaf in plan.leaves for s in leaf.tensors for e in s.parts}),
         nbytes=nbytes,
+        read_bytes=loader.read_bytes,
         largest_bytes=loader.largest,
         peak_host_bytes=loader.peak,
         seconds=time.monotonic() - start,

@@ -2,7 +2,8 @@
 onto its devices.
 
 The one place that undoes a file's layout (`names.Layout`): experts are stacked one by one into the
-caller's buffer, and fused gate and up rows are taken apart.
+caller's buffer, and fused gate and up rows are taken apart. Of a sharded leaf a process reads the
+slices of its own devices.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
 from minimax_jax.checkpoint.plan import LeafPlan
-from minimax_jax.checkpoint.tensor_file import CHUNK_BYTES, CheckpointError, Entry
+from minimax_jax.checkpoint.slices import Bounds, readings
+from minimax_jax.checkpoint.tensor_file import CHUNK_BYTES, LEAST_BYTES, CheckpointError, Entry
 from minimax_jax.quantize import Weight, has_kernel_order
 from pallas_kernels.layouts import mxfp8, nvfp4
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
@@ -39,59 +41,78 @@ class Part:
     dtype: np.dtype
     gate_up: GateUp
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes of the buffer in which values wait for a cast or for being picked apart."""
-        entry = self.leaf.tensors[0].parts[self.number]
-        fused = self.leaf.place.layout in ("gate half", "up half")
-        direct = entry.dtype == self.dtype or self._is_exponent(entry)
-        if direct and not (fused and self.gate_up == "interleaved"):
-            return 0
-        return min(CHUNK_BYTES, entry.nbytes)
-
-    def read_into(self, buffer: np.ndarray) -> None:
-        """Fills a buffer of `shape`. CheckpointError for a scale that is NaN."""
-        layout = self.leaf.place.layout
-        entries = [stored.parts[self.number] for stored in self.leaf.tensors]
-        if layout == "per expert":
-            for e, entry in enumerate(entries):
-                self._read(entry, buffer[e : e + 1])
-        else:
-            self._read(entries[0], buffer)
-
-    def _read(self, entry: Entry, out: np.ndarray) -> None:
+    def read_into(self, buffer: np.ndarray, bounds: Bounds) -> int:
+        """Fills a buffer with what lies within `bounds`; the bytes read. CheckpointError for a
+        scale that is NaN.
+        """
         if self.number == _OUTER:
-            out[...] = entry.read().reshape(out.shape)
-        elif self.leaf.place.layout in ("gate half", "up half"):
-            self._read_half(entry, out)
-        else:
-            entry.read_into(out.view(entry.dtype) if self._is_exponent(entry) else out)
-        self._refuse_nan(entry, out)
+            return self._read_outer(buffer, bounds)
+        *outer, (top, _), (left, _) = [(0, 1), *bounds][-max(2, len(bounds)) :]
+        first = outer[0][0] if outer else 0
+        read = 0
+        for e, matrix in enumerate(buffer.reshape(-1, *buffer.shape[-2:]), start=first):
+            entry, row, step = self._place(e)
+            out = matrix.view(entry.dtype) if self._is_exponent(entry) else matrix
+            read += entry.read_into(out, first=row + step * top, step=step, left=left)
+            self._refuse_nan(entry, matrix)
+        return read
 
-    def _read_half(self, entry: Entry, out: np.ndarray) -> None:
-        *_, rows, _ = self.shape
-        matrices = out.reshape(-1, *out.shape[-2:])
-        up = int(self.leaf.place.layout == "up half")
-        for e, matrix in enumerate(matrices):
-            first, step = (up * rows, 1) if self.gate_up == "contiguous" else (up, 2)
-            view = matrix.view(entry.dtype) if self._is_exponent(entry) else matrix
-            entry.read_into(view, first=2 * e * rows + first, step=step)
+    def chunk_bytes(self, buffer: np.ndarray) -> int:
+        """Bytes of the buffer in which values wait for a cast or for being picked apart."""
+        if self.number == _OUTER:
+            return 0
+        entry, _, step = self._place(0)
+        out = buffer.view(entry.dtype) if self._is_exponent(entry) else buffer
+        rows = out.shape[-2] if out.ndim > 1 else 1
+        width = entry.shape[-1] if entry.shape else 1
+        all_rows = rows * step * width * entry.dtype.itemsize
+        return 0 if entry.fills(out, step) else min(CHUNK_BYTES, all_rows)
+
+    def _place(self, e: int) -> tuple[Entry, int, int]:
+        """Of the e-th matrix: its tensor, its first row there, and how far apart its rows are."""
+        layout, entry = self.leaf.place.layout, self.leaf.tensors[0].parts[self.number]
+        if layout == "per expert":
+            return self.leaf.tensors[e].parts[self.number], 0, 1
+        rows = self.shape[-2] if len(self.shape) > 1 else 1
+        if layout == "whole":
+            return entry, e * rows, 1
+        half = int(layout == "up half")
+        if self.gate_up == "contiguous":
+            return entry, (2 * e + half) * rows, 1
+        return entry, 2 * e * rows + half, 2
+
+    def _read_outer(self, buffer: np.ndarray, bounds: Bounds) -> int:
+        """Of each matrix its one number."""
+        entries = [stored.parts[self.number] for stored in self.leaf.tensors]
+        for entry in entries:
+            self._refuse_nan(entry, entry.read())
+        values = np.concatenate([entry.read().reshape(entry.size) for entry in entries])
+        cut = tuple(slice(*bound) for bound in bounds)
+        buffer[...] = values.reshape(self.shape)[cut]
+        return sum(entry.nbytes for entry in entries)
 
     def _is_exponent(self, entry: Entry) -> bool:
         return entry.dtype.itemsize == 1 and self.dtype == np.uint8
 
-    def _refuse_nan(self, entry: Entry, out: np.ndarray) -> None:
+    def _refuse_nan(self, entry: Entry, found: np.ndarray) -> None:
+        """What is found may be a slice; the sentence names the place in the tensor."""
+        if self._complaint(found) is not None:
+            sentence = self._complaint(entry.read(), f"{entry} ")
+            assert sentence is not None, entry
+            raise CheckpointError(entry.file.parent, [sentence])
+
+    def _complaint(self, scales: np.ndarray, name: str = "") -> str | None:
         form = self.leaf.form
-        out = out.reshape(entry.shape) if out.size == entry.size else out
         try:
             if form == "mxfp8" and self.number == 1:
-                mxfp8.refuse_nan_scales(out, f"{entry} ")
+                mxfp8.refuse_nan_scales(scales.view(np.uint8), name)
             elif form == "nvfp4" and self.number == 1:
-                nvfp4.refuse_nan_scales(out, name=f"{entry} ")
+                nvfp4.refuse_nan_scales(scales, name=name)
             elif form == "nvfp4" and self.number == _OUTER:
-                nvfp4.refuse_nan_scales(np.zeros(0, np.uint8), out, f"{entry} ")
+                nvfp4.refuse_nan_scales(np.zeros(0, np.uint8), scales, name)
         except ValueError as error:
-            raise CheckpointError(entry.file.parent, [str(error)]) from error
+            return str(error)
+        return None
 
 
 def parts(leaf: LeafPlan, plain: DTypeLike, gate_up: GateUp = "contiguous") -> list[Part]:
@@ -116,7 +137,7 @@ def host_weight(leaf: LeafPlan) -> Weight:
     arrays = []
     for part in parts(leaf, leaf.tensors[0].parts[0].dtype):
         arrays.append(np.empty(part.shape, part.dtype))
-        part.read_into(arrays[-1])
+        part.read_into(arrays[-1], tuple((0, size) for size in part.shape))
     return assembled(leaf, arrays)
 
 
@@ -131,19 +152,22 @@ def assembled(leaf: LeafPlan, arrays: Sequence[Any]) -> Weight:
 
 @dataclass(kw_only=True)
 class Loader:
-    """Reads leaves through one host buffer at a time, and counts what it holds."""
+    """Reads what this process keeps of leaves through one host buffer at a time, and counts what it
+    reads and holds.
+    """
 
     mesh: Mesh | None
     rules: Rules
     gate_up: GateUp = "contiguous"
     peak: int = field(default=0)
     largest: int = field(default=0)
+    read_bytes: int = field(default=0)
 
     def leaf(self, leaf: LeafPlan, axes: Axes, plain: DTypeLike) -> Weight:
         """The leaf on its devices, in the order of bytes that their kernels read; plain values get
         the dtype `plain`.
         """
-        arrays = [self._part(leaf, part, axes) for part in parts(leaf, plain, self.gate_up)]
+        arrays = [self._part(part, axes) for part in parts(leaf, plain, self.gate_up)]
         weight = assembled(leaf, arrays)
         return self._in_pages(weight, axes) if has_kernel_order(leaf.path, weight) else weight
 
@@ -157,17 +181,26 @@ class Loader:
             return weight
         return jax.block_until_ready(jax.jit(to_pages, out_shardings=shardings)(weight))
 
-    def _part(self, leaf: LeafPlan, part: Part, axes: Axes) -> jax.Array:
-        buffer = np.empty(part.shape, part.dtype)
-        self.largest = max(self.largest, buffer.nbytes)
-        self.peak = max(self.peak, buffer.nbytes + part.chunk_bytes)
-        part.read_into(buffer)
+    def _part(self, part: Part, axes: Axes) -> jax.Array:
         sharding = self.sharding(part.shape, axes)
         if sharding is None:
-            return jax.block_until_ready(jax.device_put(buffer))
-        # By shard: nothing of a leaf passes through a device that does not keep it (F180).
-        array = jax.make_array_from_callback(part.shape, sharding, lambda index: buffer[index])
-        return jax.block_until_ready(array)
+            whole = tuple((0, size) for size in part.shape)
+            return jax.block_until_ready(jax.device_put(self._read(part, whole)))
+        narrow = -(-LEAST_BYTES // part.leaf.tensors[0].parts[part.number].dtype.itemsize)
+        shards = []
+        for reading in readings(sharding, part.shape, narrow):
+            buffer = self._read(part, reading.bounds)
+            # By shard: nothing of a leaf passes through a device that does not keep it (F180).
+            for device, cut in reading.kept:
+                shards.append(jax.block_until_ready(jax.device_put(buffer[cut], device)))
+        return jax.make_array_from_single_device_arrays(part.shape, sharding, shards)
+
+    def _read(self, part: Part, bounds: Bounds) -> np.ndarray:
+        buffer = np.empty([end - first for first, end in bounds], part.dtype)
+        self.largest = max(self.largest, buffer.nbytes)
+        self.peak = max(self.peak, buffer.nbytes + part.chunk_bytes(buffer))
+        self.read_bytes += part.read_into(buffer, bounds)
+        return buffer
 
     def sharding(self, shape: Sequence[int], axes: Axes) -> NamedSharding | None:
         """None without a mesh; a part with fewer dimensions has the first axes of its leaf."""

@@ -22,6 +22,9 @@ import numpy as np
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 CHUNK_BYTES = 16 * 2**20  # read at a time where values are converted on the way
+LEAST_BYTES = (
+    4096  # that are read alone: systems read pages, and a call costs as much as copying one
+)
 SHOWN = 20
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -96,38 +99,68 @@ class Entry(Spec):
         self.read_into(out)
         return out
 
-    def read_into(self, out: np.ndarray, first: int = 0, step: int = 1) -> None:
-        """Rows first, first + step, ... into `out`; a row is the last axis, the others are flat.
+    def read_into(self, out: np.ndarray, first: int = 0, step: int = 1, left: int = 0) -> int:
+        """Rows first, first + step, ... into `out`, of each what lies from column `left` on; a row
+        is the last axis, the others are flat. The bytes that were read.
 
-        `out` is contiguous and decides how many rows are read; where its dtype is another, values
-        are cast in chunks. Raises CheckpointError when the file ends too early.
+        `out` is contiguous and decides how many rows and columns are read; where its dtype is
+        another, values are cast in chunks. Of a part of a row that is shorter than `LEAST_BYTES`
+        the whole row is read. Raises CheckpointError when the file ends too early.
         """
-        columns = self.shape[-1] if self.shape else 1
-        rows = out.reshape(-1, columns)
+        rows = out.reshape(-1, out.shape[-1] if out.shape else 1)
+        width = self.shape[-1] if self.shape else 1
         with self.file.open("rb") as file:
-            file.seek(self.start + first * columns * self.dtype.itemsize)
-            if step == 1 and out.dtype == self.dtype:
-                self._fill(file, rows)
-            else:
-                self._fill_in_chunks(file, rows, step)
+            if self.fills(out, step):
+                file.seek(self.start + first * width * self.dtype.itemsize)
+                return self._fill(file, rows)
+            whole = rows.shape[1] * self.dtype.itemsize < LEAST_BYTES or rows.shape[1] == width
+            read, columns = 0, width * step if whole else rows.shape[1]
+            chunk = max(1, CHUNK_BYTES // (columns * self.dtype.itemsize))
+            for begin in range(0, len(rows), chunk):
+                some, at = rows[begin : begin + chunk], first + begin * step
+                if whole:
+                    read += self._fill_from_rows(file, some, at, step, left)
+                else:
+                    read += self._fill_by_row(file, some, at, step, left)
+        return read
 
-    def _fill(self, file: BufferedReader, rows: np.ndarray) -> None:
+    def fills(self, out: np.ndarray, step: int = 1) -> bool:
+        """Whether what `out` asks for lies in the file as it does in `out`."""
+        width = self.shape[-1] if self.shape else 1
+        whole = (out.shape[-1] if out.shape else 1) == width
+        return step == 1 and out.dtype == self.dtype and whole
+
+    def _fill(self, file: BufferedReader, rows: np.ndarray) -> int:
         view = rows.reshape(-1).view(np.uint8).data
         found = file.readinto(view) if view.nbytes else 0
         if found != view.nbytes:
             sentence = f"{self}: the file ends {view.nbytes - found} bytes too early"
             raise CheckpointError(self.file.parent, [sentence])
+        return found
 
-    def _fill_in_chunks(self, file: BufferedReader, rows: np.ndarray, step: int) -> None:
-        columns = rows.shape[1]
-        chunk = max(1, CHUNK_BYTES // (columns * step * self.dtype.itemsize))
-        for begin in range(0, len(rows), chunk):
-            some = rows[begin : begin + chunk]
-            # What a step skips after the last row may lie beyond the end of the file.
-            buffer = np.empty(((len(some) - 1) * step + 1, columns), self.dtype)
-            self._fill(file, buffer)
-            file.seek((step - 1) * columns * self.dtype.itemsize, 1)
-            some[:] = buffer[::step]
+    def _fill_from_rows(
+        self, file: BufferedReader, rows: np.ndarray, first: int, step: int, left: int
+    ) -> int:
+        """By way of all that lies from the first row to the last."""
+        width = self.shape[-1] if self.shape else 1
+        # What a step skips after the last row may lie beyond the end of the file.
+        buffer = np.empty(((len(rows) - 1) * step + 1, width), self.dtype)
+        file.seek(self.start + first * width * self.dtype.itemsize)
+        found = self._fill(file, buffer)
+        rows[:] = buffer[::step, left : left + rows.shape[1]]
+        return found
+
+    def _fill_by_row(
+        self, file: BufferedReader, rows: np.ndarray, first: int, step: int, left: int
+    ) -> int:
+        """A part of each row, and nothing between."""
+        buffer, found = np.empty(rows.shape, self.dtype), 0
+        for i, row in enumerate(buffer):
+            place = (first + i * step) * self.shape[-1] + left
+            file.seek(self.start + place * self.dtype.itemsize)
+            found += self._fill(file, row)
+        rows[:] = buffer
+        return found
 
 
 def read_header(path: Path) -> list[Entry]:
