@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from minimax_jax.cache import Cache
 from rl import grpo_step, local_rollout
 from rl.experience import pack_experience
 from rl.grpo_metrics import combined
@@ -82,6 +83,7 @@ def test_they_agree_at_another_temperature(policy):
 
 
 def test_the_record_is_what_the_trainer_would_choose(policy, rollouts):
+    """F163: in prompts too, whose whole blocks and records the samples share."""
     found = compared(policy[0], rollouts)
     assert found["routing/overlap_mean"] == 1 and found["routing/flip_frac"] == 0
     changed = [replace(one, choices=(one.choices + 1) % 4) for one in rollouts]
@@ -192,3 +194,18 @@ def test_the_plan_shares_whole_blocks_and_copies_the_begun_one():
     assert plan.copy_from[4] == plan.prompt_table[2, 2] and plan.copy_to[4] == own[0, 0]
     np.testing.assert_array_equal(plan.copy_from[2:4], plan.copy_to[2:4])
     assert plan.sample_table.max() < plan.num_blocks
+
+
+def test_a_copied_block_takes_everything_along():
+    """F70: of every layer keys, values, their scales and index keys, and the experts' record."""
+    empty = Cache.empty(LOADED.layout, 4).recording(LOADED.config)
+    filled = replace(
+        empty,
+        pool=jax.random.randint(jax.random.key(1), empty.pool.shape, 0, 256).astype(jnp.uint8),
+        choices=jax.random.randint(jax.random.key(2), empty.choices.shape, 0, 4).astype(jnp.uint8),
+    )
+    pool, choices = np.array(filled.pool), np.array(filled.choices)
+    pool[:, 3], choices[3] = pool[:, 1], choices[1]
+    found = local_rollout.copy_blocks(filled, jnp.array([1, 0]), jnp.array([3, 0]))
+    np.testing.assert_array_equal(found.pool, pool)
+    np.testing.assert_array_equal(found.choices, choices)
