@@ -52,8 +52,13 @@ def test_a_prompt_beyond_the_budget_runs_in_chunks_beside_decode(device):
 
 
 def test_a_prefix_from_the_cache_gives_what_a_cold_run_gives(device):
-    driver = Driver(device, LOADED)
+    """F81: from blocks that are scattered, since an earlier prompt's were evicted for some."""
+    driver = Driver(device, LOADED, num_blocks=24)
+    driver.ask("earlier", 300, max_tokens=2)
+    driver.run()
     first = driver.ask("first", tokens(200, seed=3), max_tokens=10)
+    driver.step()
+    assert first.blocks != sorted(first.blocks)
     driver.run()
     again = driver.ask("again", tokens(200, seed=3), max_tokens=10)
     longer = driver.ask("longer", [*tokens(200, seed=3), *output(first), 7, 8], max_tokens=10)

@@ -1,6 +1,7 @@
 """What is compiled, when, and what it takes: nothing after ready, and no copy of the pool."""
 
 import logging
+from collections import Counter
 from dataclasses import replace
 
 import jax
@@ -23,9 +24,12 @@ BIG_POOL = 8192  # blocks, 151 MB, against which a step's own arrays are small
 
 @pytest.fixture(scope="module")
 def ready():
-    """A device that has warmed up, and what it told of it."""
+    """A device that has warmed up, its programs kept on disk, and what it told of it."""
     device, told = ModelDevice(LOADED, config_of(), BIG_POOL), []
+    least = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     device.warm_up(lambda *said: told.append(said))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
     yield device, told
     device.close()
 
@@ -57,11 +61,25 @@ def test_the_counter_hears_of_a_program(ready):
 
 
 def test_warm_up_tells_each_program_once_and_there_are_few(ready):
+    """F189."""
     device, told = ready
     names = [name for name, _, _ in told]
     assert len(set(names)) == len(names) == device.num_programs == 9
     assert [done for _, done, _ in told] == list(range(1, 10))
     assert {total for _, _, total in told} == {9}
+
+
+def test_f189_a_second_start_takes_every_program_from_disk(ready):
+    device, _ = ready
+    heard = Counter()
+    listen = lambda event, **_: heard.update([event.rpartition("/")[2]])  # noqa: E731
+    jax.monitoring.register_event_listener(listen)
+    second = ModelDevice(LOADED, config_of(), BIG_POOL)
+    second.warm_up(lambda *_: None)
+    jax.monitoring.unregister_event_listener(listen)
+    second.close()
+    assert heard["cache_hits"] >= device.num_programs == second.num_programs
+    assert not heard["cache_misses"]
 
 
 def test_no_step_program_copies_the_pool(ready):
