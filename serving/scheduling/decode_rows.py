@@ -58,8 +58,9 @@ def plan_decodes(
     rows: list[Row] = []
     all_had_room, block_size = True, rank.block_size
     proposes = plan.proposes = choice.proposes
+    slots, planned_widths, running = plan.decode_slots, plan.decode_widths, Phase.RUNNING
     for request, width in zip(ready, choice.widths, strict=True):
-        if request.phase is not Phase.RUNNING:
+        if request.phase is not running:
             continue  # preempted by a row before it
         limit = request.limit
         if width and width >= limit - request.least:
@@ -76,8 +77,8 @@ def plan_decodes(
         request.most += most
         request.steps_in_flight += 1
         request.has_drafts = proposes
-        plan.decode_slots.append(request.slot)
-        plan.decode_widths.append(width)
+        slots.append(request.slot)
+        planned_widths.append(width)
         rows.append(Row(request, least, most, 0, True, width))
     return rows, all_had_room
 
@@ -90,8 +91,8 @@ def decode_shape(
     if most == 0:
         return None
     tokens = max(len(plan.decode_slots) + sum(plan.decode_widths) for plan in plans)
-    pages = max(len(row.request.blocks) for rank in rows for row in rank if not row.end)
-    return shapes.decode(rows=most, tokens=tokens, pages=pages, steps=steps)
+    tables = [len(request.blocks) for own in rows for request, _, _, end, _, _ in own if not end]
+    return shapes.decode(rows=most, tokens=tokens, pages=max(tables), steps=steps)
 
 
 def _reserve(rank: Rank, request: Request, end: int, plan: RankPlan, room: Room) -> bool:

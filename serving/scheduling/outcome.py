@@ -1,17 +1,14 @@
 """What a row's result does to its sequence."""
 
-from typing import NamedTuple
+from typing import TypeAlias
 
 from serving.scheduling.rank import Rank
 from serving.scheduling.request import Request
 from serving.scheduling.rows import Row
 
-
-class Progress(NamedTuple):
-    """New tokens of a sequence; its `finish_reason` may be set now."""
-
-    request: Request
-    new_tokens: list[int]
+# A sequence, whose `finish_reason` may be set now, and its new tokens. A plain pair, since there is
+# one of each running sequence in each step.
+Progress: TypeAlias = tuple[Request, list[int]]
 
 
 def take_row(rank: Rank, row: Row, tokens: list[int], is_broken: bool) -> Progress | None:
@@ -26,8 +23,10 @@ def take_row(rank: Rank, row: Row, tokens: list[int], is_broken: bool) -> Progre
         return None
     taken = request.take(tokens)
     count = len(taken)
-    request.least += count - least
-    request.most += count - most
+    if count != least:
+        request.least += count - least
+    if count != most:
+        request.most += count - most
     if drafts:
         request.draft_tokens += drafts
         request.accepted_tokens += count - 1 if count else 0
@@ -41,4 +40,4 @@ def take_row(rank: Rank, row: Row, tokens: list[int], is_broken: bool) -> Progre
         rank.publish(request)
     if end and not is_last and not is_broken:
         return None
-    return Progress(request, taken)
+    return request, taken

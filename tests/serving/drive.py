@@ -30,7 +30,7 @@ def step(scheduler: Scheduler, device: FakeDevice) -> dict[str, list[int]]:
     plan = scheduler.plan()
     progress = scheduler.commit(device.run(plan))
     scheduler.check()
-    return {one.request.request_id: one.new_tokens for one in progress if one.new_tokens}
+    return {request.request_id: tokens for request, tokens in progress if tokens}
 
 
 def output(request: Request) -> list[int]:

@@ -113,8 +113,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def commit(self):
         if not self.done:
             self.the_device_runs()
-        for one in self.scheduler.commit(self.done.pop(0)):
-            self.told.setdefault(id(one.request), []).extend(one.new_tokens)
+        for request, tokens in self.scheduler.commit(self.done.pop(0)):
+            self.told.setdefault(id(request), []).extend(tokens)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())

@@ -11,7 +11,7 @@ from tests.serving.fake_device import FakeDevice, cold_run, run_all
 
 def finish_order(scheduler, device):
     progress = run_all(scheduler, device)
-    last = {one.request.request_id: place for place, one in enumerate(progress)}
+    last = {request.request_id: place for place, (request, _) in enumerate(progress)}
     return sorted(last, key=last.__getitem__)
 
 
