@@ -32,6 +32,7 @@ def follow(resolved: Resolved, link: Link) -> None:
     with StartProgress(Console(stderr=True), LOG.debug) as progress:
         device = load_to_follow(resolved, progress, follower)
     is_ready = True
+    LOG.info("ready; process 0 answers, and says what runs here")
     follower.follow(device)
     device.close()
 

@@ -54,7 +54,7 @@ def _off(reason: str) -> Answer:
     return answer
 
 
-ONE_PROCESS = "all data ranks live in one process"
+ONE_SCHEDULER = "one process schedules all data ranks; --distributed joins several processes"
 NO_VISION = "there is no vision tower yet, so nothing reads it"
 SWITCHES: dict[str, Answer] = {
     "trust-remote-code": _unused("no remote code is ever run"),
@@ -68,9 +68,9 @@ SWITCHES: dict[str, Answer] = {
 }
 VALUES: dict[str, Answer] = {
     "pipeline-parallel-size": _only("1", "one stage", "there are no pipeline stages, only -tp"),
-    "data-parallel-size-local": _refused(ONE_PROCESS),
-    "data-parallel-address": _refused(ONE_PROCESS),
-    "data-parallel-rpc-port": _refused(ONE_PROCESS),
+    "data-parallel-size-local": _refused(ONE_SCHEDULER),
+    "data-parallel-address": _refused(ONE_SCHEDULER),
+    "data-parallel-rpc-port": _refused(ONE_SCHEDULER),
     "all2all-backend": _unused("the compiler chooses the collectives"),
     "uds": _refused("there is no Unix socket: --host and --port say where gRPC listens"),
     "tokenizer": _refused("the tokenizer is that of the model's folder"),

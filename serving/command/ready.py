@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
+import jax
 from rich.console import Console
 
 from minimax_jax.loaded import LoadedModel
@@ -44,6 +45,10 @@ def rows(ready: Ready) -> Mapping[str, str]:
         f"blocks of {config.block_size} = {tokens:,} tokens, "
         f"{tokens / config.max_model_len:.1f} sequences of full length",
     }
+    if loaded.mesh is not None:
+        count = jax.process_count()
+        where = "this process" if count == 1 else f"{count} processes"
+        found["devices"] = f"{loaded.mesh.size} as {resolved.asked.parallel}, of {where}"
     if loaded.drafter is not None:
         assert resolved.asked.speculative is not None
         block = loaded.drafter.config.draft_block

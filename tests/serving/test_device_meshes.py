@@ -64,11 +64,23 @@ def asked(index: int, **more) -> Asked:
     )
 
 
-def outputs(loaded: LoadedModel, requests: list[Asked], *, is_ready: bool = False, **config):
-    """What each request gives when all are sent together, and how many rows each rank ran; nothing
-    is compiled for them if the device is ready before.
-    """
-    device = ModelDevice(loaded, config_of(**config), num_blocks=40)
+def device_of(loaded: LoadedModel, **config) -> ModelDevice:
+    """With one prefill program, into which long prompts go chunk by chunk."""
+    return ModelDevice(loaded, config_of(max_num_batched_tokens=64, **config), num_blocks=40)
+
+
+@pytest.fixture(scope="module")
+def ready():
+    """Two data ranks, and a device with all of its programs."""
+    loaded = on_mesh("dp2")
+    device = device_of(loaded)
+    device.warm_up()
+    yield loaded, device
+    device.close()
+
+
+def outputs(loaded: LoadedModel, device: ModelDevice, requests: list[Asked]):
+    """What each request gives when all are sent together, and how many rows each rank ran."""
     rows, dispatch = [0] * num_data_ranks(loaded.mesh), device.dispatch
 
     def counted(plan, masks):
@@ -76,26 +88,21 @@ def outputs(loaded: LoadedModel, requests: list[Asked], *, is_ready: bool = Fals
             rows[rank] += len(part.prefills) + len(part.decode_slots)
         return dispatch(plan, masks)
 
-    device.dispatch = counted
-    if is_ready:
-        device.warm_up()
-
     async def test():
         async with engine_over(device, loaded) as engine:
             return await asyncio.gather(*(collect(engine.submit(one)) for one in requests))
 
-    try:
-        wholes = [whole for (whole,) in run(test)]
-        assert device.compilations_after_ready == 0
-        return wholes, rows
-    finally:
-        device.close()
+    device.dispatch, compiled = counted, device.compilations_after_ready
+    wholes = [whole for (whole,) in run(test)]
+    device.dispatch = dispatch
+    assert device.compilations_after_ready == compiled
+    return wholes, rows
 
 
-@pytest.mark.parametrize("mesh", ["tp2", "dep2", "dp2,tp2,dcp2,ep"])
+@pytest.mark.parametrize("mesh", ["dep2", "dp2,tp2,dcp2,ep"])  # tp2: test_two_processes
 def test_mixed_requests_give_on_a_mesh_what_they_give_alone(mesh):
-    requests = [asked(index) for index in range(12)]
-    wholes, rows = outputs(on_mesh(mesh), requests)
+    requests, loaded = [asked(index) for index in range(12)], on_mesh(mesh)
+    wholes, rows = outputs(loaded, device_of(loaded), requests)
     assert all(rows), f"a data rank ran nothing: {rows}"
     for one, whole in zip(requests, wholes, strict=True):
         assert_whole_is_right(ALONE, one, 0, whole)
@@ -103,18 +110,20 @@ def test_mixed_requests_give_on_a_mesh_what_they_give_alone(mesh):
             assert_prompt_is_scored(ALONE, one, whole.parts[0])
 
 
-def test_an_idle_rank_stalls_nobody_and_nothing_is_compiled_after_ready():
+def test_an_idle_rank_stalls_nobody_and_nothing_is_compiled_after_ready(ready):
+    loaded, device = ready
     pinned = [asked(index, rank=1) for index in range(3)]
-    wholes, rows = outputs(on_mesh("dp2"), pinned, is_ready=True)
+    wholes, rows = outputs(loaded, device, pinned)
     assert rows[0] == 0 and rows[1] > 0
     for one, whole in zip(pinned, wholes, strict=True):
         assert_whole_is_right(ALONE, one, 0, whole)
 
 
-def test_a_grammar_binds_on_its_own_rank_alone():
+def test_a_grammar_binds_on_its_own_rank_alone(ready):
     bound = [asked(index, rank=index % 2) for index in range(4)]
     of_rank_1 = replace(bound[3], sampling=replace(bound[3].sampling, structured_outputs=JSON))
-    wholes, _ = outputs(on_mesh("dp2"), [*bound[:3], of_rank_1])
+    loaded, device = ready
+    wholes, _ = outputs(loaded, device, [*bound[:3], of_rank_1])
     assert ALONE.tokenizer is not None
     assert ALONE.tokenizer.decode(wholes[3].tokens).strip() in ("true", "false")
     for one, whole in zip(bound[:3], wholes, strict=False):
@@ -131,7 +140,7 @@ def test_greedy_speculation_on_a_mesh_gives_the_tokens_of_plain_decoding(mesh):
     )
     loaded = replace(on_mesh(mesh), speculation=speculation)
     greedy = [asked(5 * index) for index in range(6)]
-    wholes, rows = outputs(loaded, greedy, num_speculative_tokens=3)
+    wholes, rows = outputs(loaded, device_of(loaded, num_speculative_tokens=3), greedy)
     assert all(rows)
     assert sum(whole.end.draft_tokens for whole in wholes) > 0
     for one, whole in zip(greedy, wholes, strict=True):

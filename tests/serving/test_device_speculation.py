@@ -33,7 +33,8 @@ LOADED = replace(
 
 @pytest.fixture(scope="module")
 def device():
-    made = ModelDevice(LOADED, config_of(num_speculative_tokens=3), num_blocks=96)
+    config = config_of(num_speculative_tokens=3, max_num_batched_tokens=64)
+    made = ModelDevice(LOADED, config, num_blocks=96)
     yield made
     made.close()
 
@@ -128,3 +129,19 @@ def test_steps_without_drafts_leave_the_drafter_as_drafting_steps_would(device):
 def test_drafts_that_cannot_be_had_are_refused(loaded, drafts, sentence):
     with pytest.raises(ValueError, match=sentence):
         ModelDevice(loaded, config_of(num_speculative_tokens=drafts), num_blocks=8)
+
+
+def test_f190_nothing_is_compiled_after_ready(device):
+    device.warm_up()
+    driver = Driver(device, PLAIN, num_blocks=60)
+    for i in range(12):
+        options = [
+            {},
+            {"temperature": 0.9, "top_p": 0.8, "seed": i},
+            {"logprobs": 2, "prompt_logprobs": 1},
+            {"frequency_penalty": 0.5, "logit_bias": {3: 2.0}, "min_tokens": 3},
+        ][i % 4]
+        driver.ask(f"r{i}", 1 + 27 * i, max_tokens=1 + i, **options)
+    driver.run()
+    assert sum(one.draft_tokens for one in driver.asked) > 0
+    assert device.compilations_after_ready == 0

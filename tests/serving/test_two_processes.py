@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,9 +21,11 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as messages
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as services
 
 import minimax_jax
+from minimax_jax.checkpoint import save_model
+from minimax_jax.loaded import ASSETS
 from serving.scheduling.request import Asked
 from serving.scheduling.sampling_params import SamplingParams
-from tests.model.models import tokens
+from tests.model.models import random_model, small, tokens
 from tests.serving.devices import assert_right
 from tests.serving.model_engines import request_of
 from tests.serving.servers import request
@@ -30,7 +33,7 @@ from tests.serving.servers import request
 pytestmark = pytest.mark.slow
 
 SMALL = "--max-num-seqs 4 --max-num-batched-tokens 64 --max-model-len 512 --num-scheduler-steps 2"
-ALL = f"tiny -tp 2 --no-http --port 0 --metrics-port none --log-format json {SMALL}".split()
+FLAGS = f"-tp 2 --no-http --port 0 --metrics-port none --log-format json {SMALL}".split()
 START_S, END_S = 500.0, 60.0  # generous: cores that others use too
 OPTIONS = [
     {"temperature": 0.0, "max_tokens": 24},
@@ -40,8 +43,18 @@ OPTIONS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A model whose programs are compiled fast."""
+    path = tmp_path_factory.mktemp("two") / "small"
+    save_model(random_model(small(2, num_tokens=501)), path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(ASSETS / "tiny" / name, path / name)
+    return path
+
+
 @contextmanager
-def two_processes() -> Iterator[tuple[list[subprocess.Popen], int, Path]]:
+def two_processes(model: Path) -> Iterator[tuple[list[subprocess.Popen], int, Path]]:
     """Both, when they are ready; the port of gRPC; and where process 0 writes its log."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -52,7 +65,7 @@ def two_processes() -> Iterator[tuple[list[subprocess.Popen], int, Path]]:
         logs = [Path(folder, f"{index}.log") for index in range(2)]
         both = []
         for index, log in enumerate(logs):
-            command = [sys.executable, "-m", "serving", *ALL, *place, str(index)]
+            command = [sys.executable, "-m", "serving", str(model), *FLAGS, *place, str(index)]
             with log.open("w") as output:
                 both.append(subprocess.Popen(command, env=environment, stderr=output))
         try:
@@ -91,7 +104,7 @@ async def aborted(stub) -> str:
     return reason
 
 
-def test_two_processes_answer_as_one_and_end_together():
+def test_two_processes_answer_as_one_and_end_together(folder):
     async def client(port: int):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = services.VllmEngineStub(channel)
@@ -100,12 +113,12 @@ def test_two_processes_answer_as_one_and_end_together():
             )
             return wholes, await aborted(stub)
 
-    with two_processes() as (both, port, log):
+    with two_processes(folder) as (both, port, log):
         wholes, reason = asyncio.run(client(port))
         both[1].send_signal(signal.SIGTERM)  # which process 0 hears of
         assert [one.wait(END_S) for one in both] == [0, 0], log.read_text()
     assert reason == "abort"
-    loaded = minimax_jax.load("tiny")
+    loaded = minimax_jax.load(folder)
     for index, (options, ids) in enumerate(zip(OPTIONS, wholes, strict=True)):
         assert len(ids) == options["max_tokens"]
         sampling = SamplingParams(**options, ignore_eos=True)
@@ -114,14 +127,14 @@ def test_two_processes_answer_as_one_and_end_together():
         assert_right(loaded, request_of(asked, 0, ids))
 
 
-def test_a_process_that_is_killed_ends_the_other_with_a_sentence():
+def test_a_process_that_is_killed_ends_the_other_with_a_sentence(folder):
     async def client(port: int, victim: subprocess.Popen):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub, asked = services.VllmEngineStub(channel), request(max_tokens=500)
             async for _ in stub.Generate(asked):
                 victim.kill()
 
-    with two_processes() as (both, port, log):
+    with two_processes(folder) as (both, port, log):
         with pytest.raises(grpc.aio.AioRpcError, match="process 1 has ended"):
             asyncio.run(client(port, both[1]))
         assert both[0].wait(END_S) == 1
