@@ -30,7 +30,11 @@ def follow(resolved: Resolved, link: Link) -> None:
     for number in SIGNALS:
         signal.signal(number, signalled)
     with StartProgress(Console(stderr=True), LOG.debug) as progress:
-        device = load_to_follow(resolved, progress, follower)
+        try:
+            device = load_to_follow(resolved, progress, follower)
+        except ValueError as error:
+            follower.complain(str(error))
+            raise
     is_ready = True
     LOG.info("ready; process 0 answers, and says what runs here")
     follower.follow(device)

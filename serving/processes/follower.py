@@ -53,13 +53,14 @@ class Follower:
         with fault:
             is_over = self._read()
         if fault.sentence:
-            self._complain(fault.sentence)
+            self.complain(fault.sentence)
         if not is_over:
             self._leave(1)
         elif self._device is None:
             self._leave(ENDED_EARLY)
 
-    def _complain(self, sentence: str) -> None:
+    def complain(self, sentence: str) -> None:
+        """Tells process 0 why this one will end."""
         try:
             self._link.send(Kind.FAULT, sentence.encode())
         except LostError as error:

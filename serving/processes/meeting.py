@@ -20,6 +20,7 @@ from sharding.processes import Processes
 SECRET_BYTES = 16
 HELLO = struct.Struct(f"<{SECRET_BYTES}sI")  # the secret and who it is
 PATIENCE_S = 60.0  # for the others, after they have all met on the devices
+HELLO_S = 5.0  # for one that has connected to say who it is
 LOOPBACK = ("localhost", "127.0.0.1")
 
 
@@ -39,7 +40,7 @@ def links_to_others(processes: Processes, mesh: Mesh) -> dict[int, Link]:
             except TimeoutError as error:
                 missing = sorted(set(range(1, processes.count)) - set(links))
                 raise ValueError(f"processes {missing} did not connect to process 0") from error
-            index = _let_in(connection, secret, deadline)
+            index = _let_in(connection, secret)
             if index is not None:
                 links[index] = Link(connection, f"process {index}")
         return links
@@ -76,9 +77,9 @@ def told_by_first(mesh: Mesh, numbers: Sequence[int]) -> list[int]:
         return np.asarray(jax.jit(lambda x: constrain(x.sum(0), None))(rows)).tolist()
 
 
-def _let_in(connection: socket.socket, secret: bytes, deadline: float) -> int | None:
+def _let_in(connection: socket.socket, secret: bytes) -> int | None:
     """Who it is, if it brings the secret; else it is turned away."""
-    connection.settimeout(max(0.01, deadline - time.monotonic()))
+    connection.settimeout(HELLO_S)
     try:
         hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
     except OSError:

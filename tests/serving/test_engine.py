@@ -249,6 +249,26 @@ def test_closing_aborts_what_runs_and_refuses_what_comes():
     run(test)
 
 
+def test_an_engine_that_is_given_up_waits_for_no_step():
+    """As where another process of the mesh is gone: the step that runs may never end."""
+
+    async def test():
+        async with running() as it:
+            stream = it.submit("r", 5, max_tokens=400)
+            await anext(stream)
+            it.device.gate.clear()
+            it.engine.give_up("process 1 has ended")
+            with pytest.raises(EngineError, match="process 1 has ended"):
+                await collect(stream)
+            with pytest.raises(EngineError, match="process 1 has ended"):
+                it.submit("later", 5)
+            assert not it.engine.state.is_healthy
+            await it.engine.close()  # while the thread is in the step
+            it.device.gate.set()
+
+    run(test)
+
+
 def test_an_idle_engine_sleeps():
     async def test():
         async with running() as it:
