@@ -51,8 +51,11 @@ def test_answers_lie_by_prompt_and_seed_and_each_policy_is_published_once():
     ],
 )
 def test_what_an_engine_cannot_give_is_said(changes, sentence):
+    """F165: by the config already, before anything runs."""
     request = toy_request(**{"record": False} | changes)
     with pytest.raises(ValueError, match=sentence):
         EngineRollout(Echo())(toy_policy(toy_loaded())[1], request)
-    with pytest.raises(ValueError, match="rollout=engine needs temperature=1, eval_temperature=1"):
-        GRPOConfig(rollout="engine")
+    assert GRPOConfig(rollout="engine", replay=False).rollout == "engine"
+    for one in ({"replay": True}, {"replay": False, "temperature": 0.5}):
+        with pytest.raises(ValueError, match="rollout=engine needs temperature=1, .*replay=false"):
+            GRPOConfig(rollout="engine", **one)
