@@ -7,8 +7,8 @@ nothing to do the thread sleeps until something is asked of it.
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import chain, zip_longest
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,17 +21,12 @@ from serving.engine.profiling import Profiling
 from serving.engine.sequence import Sequence
 from serving.engine.streams import End, Handover, Stream
 from serving.engine.weight_update import WeightUpdate
+from serving.scheduling.outcome import Progress
 from serving.scheduling.plan import StepPlan, StepResult
 from serving.scheduling.request import Request
 from serving.scheduling.scheduler import Scheduler
 
-
-@dataclass
-class News:
-    """New tokens of a step: those that are told at once, and the others."""
-
-    plain: list[tuple[Sequence, list[int]]] = field(default_factory=list)
-    others: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+News: TypeAlias = list[tuple[Sequence, list[int]]]  # sequences with new tokens
 
 
 class StepLoop:
@@ -131,19 +126,50 @@ class StepLoop:
         outcomes = self.ledger.count_step(plan, result)
         if self._widths.learns:
             self._widths.learn(plan.step_id, self._confidences(result), outcomes)
-        news, sequences = News(), self.ledger.by_request
-        for request, tokens in progress:
-            sequence = sequences[request]
-            if sequence.passes(tokens):
-                news.plain.append((sequence, tokens))
-            else:
-                news.others.append((sequence, self._settled(sequence, tokens, result)))
+        plain, others = self._hand_over(progress, result)
+        others = [(one, self._settled(one, tokens, result)) for one, tokens in others]
+        self._hand_over_settled(others, result)
         if self.ledger.listens:
-            self.ledger.count_tokens(plan, chain(news.plain, news.others), now)
-        self._hand_over(news, result)
-        for sequence, _ in news.others:
+            self.ledger.count_tokens(plan, chain(plain, others), now)
+        for sequence, _ in others:
             if sequence.end is not None:
                 self._forget(sequence, now)
+
+    def _hand_over(self, progress: list[Progress], result: StepResult) -> tuple[News, News]:
+        """Adds new tokens to what readers get, of sequences of which nothing else is to be said;
+        those, if anyone listens, and the others.
+        """
+        plain, others, num_tokens = [], [], 0
+        sequences, listens = self.ledger.by_request, self.ledger.listens
+        with self._handover.lock:
+            marked = self._handover.news
+            for request, tokens in progress:
+                sequence = sequences[request]
+                if not sequence.passes(tokens):
+                    others.append((sequence, tokens))
+                    continue
+                num_tokens += len(tokens)
+                box = sequence.box
+                run = box.run
+                if run.num_top is None:
+                    run.ids += tokens
+                else:
+                    run.add(tokens, result.ranks[sequence.rank].logprobs.get(sequence.slot))
+                if not box.is_new:  # `Box.mark`, without a call
+                    box.is_new = True
+                    marked.append(box)
+                if listens:
+                    plain.append((sequence, tokens))
+        self.ledger.statistics.generation_tokens += num_tokens
+        return plain, others
+
+    def _hand_over_settled(self, others: News, result: StepResult) -> None:
+        """The same of the others, after it was settled which of their tokens count."""
+        with self._handover.lock:
+            for sequence, tokens in others:
+                self.ledger.statistics.generation_tokens += len(tokens)
+                logprobs = result.ranks[sequence.rank].logprobs
+                sequence.tell(tokens, logprobs.get(sequence.slot))
 
     def _settled(self, sequence: Sequence, tokens: list[int], result: StepResult) -> list[int]:
         """Those of a sequence's new tokens that count; its end may be set."""
@@ -155,28 +181,6 @@ class StepLoop:
             kept = request.num_output_tokens - len(tokens) + count
             self.scheduler.finish(request, sequence.end.reason, num_output_tokens=kept)
         return tokens[:count]
-
-    def _hand_over(self, news: News, result: StepResult) -> None:
-        """Adds new tokens to what readers get."""
-        num_tokens = 0
-        with self._handover.lock:
-            marked = self._handover.news
-            for sequence, tokens in news.plain:
-                num_tokens += len(tokens)
-                box = sequence.box
-                run = box.run
-                if run.num_top is None:
-                    run.ids += tokens
-                else:
-                    run.add(tokens, result.ranks[sequence.rank].logprobs.get(sequence.slot))
-                if not box.is_new:  # `Box.mark`, without a call
-                    box.is_new = True
-                    marked.append(box)
-            for sequence, tokens in news.others:
-                num_tokens += len(tokens)
-                logprobs = result.ranks[sequence.rank].logprobs
-                sequence.tell(tokens, logprobs.get(sequence.slot))
-        self.ledger.statistics.generation_tokens += num_tokens
 
     def _finish(self, sequence: Sequence, end: End) -> None:
         """Ends a sequence between two steps; the scheduler knows."""
