@@ -43,7 +43,7 @@ class Caching(FakeEngine):
 
     def _output(self, asked: Asked, *rest) -> Output:
         found = self._found[asked.request_id]
-        return replace(super()._output(asked, *rest), cached_tokens=found)
+        return super()._output(asked, *rest)._replace(cached_tokens=found)
 
 
 def bench(**parts) -> Bench:
