@@ -23,6 +23,7 @@ from rl.local_rollout import LocalRollout
 from rl.policy import Policy
 from rl.run_checkpoints import RunCheckpoints
 from rl.run_log import read_log
+from rl.self_checks import self_checks
 from tests.rl.grpo_toy import CONFIG, toy_loaded, toy_policy
 
 pytestmark = pytest.mark.slow
@@ -173,6 +174,17 @@ def test_a_rollout_that_is_not_of_the_trainers_weights_never_begins(
     with pytest.raises(ValueError, match=sentence):
         train_grpo(run, QUIET, resume=False)
     assert not steps_of(tmp_path)
+
+
+def test_a_mismatch_that_is_studied_is_told_and_not_refused():
+    run = toy_run(NOWHERE, without_adapter, rollout_cache="fp8")
+    with Grader(run.reward, 0, 1.0) as grader:
+        checks = self_checks(run, run.asker(grader), new_state(run).parameters)
+    assert all(check.holds for check in checks)
+    assert [check.wanted for check in checks] == [
+        *("none", "exactly one"),
+        *["nothing, with rollout_cache=fp8"] * 3,
+    ]
 
 
 def test_dynamic_sampling_asks_on_and_gives_up_with_a_sentence():
