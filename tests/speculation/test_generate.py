@@ -80,9 +80,9 @@ def test_drafts_drawn_greedily_change_no_greedy_answer(loaded, plain):
     assert ids(generate(loaded, ASKED, speculative=config, **GREEDY)) == ids(plain)
 
 
-@pytest.mark.parametrize("place", [3, 4, 5, 6, 7, 8, 9, 10])
+@pytest.mark.parametrize("place", [1, 3, 4, 5, 6, 7, 8, 9, 10])
 def test_a_length_or_a_stop_id_cuts_at_every_place_of_a_block(loaded, plain, place):
-    """F105: nothing after the cut, and a stop at the last place that is allowed is a stop."""
+    """F105, F135: nothing after the cut, and a stop at the last place that is allowed is a stop."""
     whole = plain[0].token_ids
     assert len(whole) > 12
     cut = generate(loaded, ASKED, **(GREEDY | {"max_tokens": place}))[0]
