@@ -64,9 +64,10 @@ async def serve(resolved: Resolved, leader: Leader | None = None) -> int:
             await assembly.close()
         if leader is not None and not life.fault:
             await asyncio.to_thread(leader.end)
-    if life.fault:
-        LOG.error("%s", life.fault)
-    return 1 if life.fault else 0
+    if not life.fault:
+        return 0
+    LOG.error("%s", (leader and leader.loss()) or life.fault)
+    return 1
 
 
 def check_http(resolved: Resolved) -> None:

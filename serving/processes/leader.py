@@ -12,6 +12,7 @@ from serving.processes import adapter_arrays, program_run
 from serving.processes.link import Kind, Link, LostError
 
 END_S = 10.0  # for the others to end after they were told
+LOSS_S = 2.0  # between what devices notice of a process's end and what its connection does
 
 
 class Leader:
@@ -25,7 +26,7 @@ class Leader:
             index: SimpleQueue() for index in links
         }
         self._is_ending = False
-        self._lost = ""
+        self._loss, self._has_lost = "", threading.Event()
         self.on_lost: Callable[[str], object] = lambda sentence: None
         self.on_drain: Callable[[], object] = lambda: None
         self._threads = [
@@ -81,6 +82,13 @@ class Leader:
 
     # ---- the end
 
+    def loss(self) -> str:
+        """The sentence about a process that is gone, if that is why something failed here: devices
+        may notice sooner, and say less. Waits a little for it.
+        """
+        self._has_lost.wait(LOSS_S)
+        return self._loss
+
     def end(self) -> None:
         """Has them end, and waits for that; those that are gone already are not missed."""
         self._is_ending = True
@@ -117,5 +125,7 @@ class Leader:
                 sentence = f"{link.name} has ended: {bytes(body).decode()}"
         link.close()
         if not self._is_ending:
+            self._loss = self._loss or sentence
+            self._has_lost.set()
             self._facts[index].put(sentence)
             self.on_lost(sentence)

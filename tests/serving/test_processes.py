@@ -201,7 +201,7 @@ def test_a_follower_whose_device_fails_says_why_before_it_leaves(ends):
     two.leader.run("decode", None, (rows(1),), 1)
     assert two.left.get(timeout=PATIENCE_S) == 1
     sentence = "process 1 has ended: the engine has failed: no memory"
-    assert two.lost.get(timeout=PATIENCE_S) == sentence
+    assert two.lost.get(timeout=PATIENCE_S) == sentence == two.leader.loss()
 
 
 def test_an_end_before_all_are_ready_is_an_early_one(ends):
