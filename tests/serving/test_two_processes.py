@@ -69,17 +69,18 @@ def two_processes(model: Path) -> Iterator[tuple[list[subprocess.Popen], int, Pa
             with log.open("w") as output:
                 both.append(subprocess.Popen(command, env=environment, stderr=output))
         try:
-            yield both, _port(both[0], logs[0]), logs[0]
+            yield both, _port(both, logs), logs[0]
         finally:
             for one in both:
                 one.kill()
                 one.wait()
 
 
-def _port(first: subprocess.Popen, log: Path) -> int:
+def _port(both: list[subprocess.Popen], logs: list[Path]) -> int:
     deadline = time.monotonic() + START_S
-    while not (found := re.search(r'"gRPC": "127.0.0.1:([0-9]+) ', log.read_text())):
-        assert first.poll() is None and time.monotonic() < deadline, log.read_text()
+    while not (found := re.search(r'"gRPC": "127.0.0.1:([0-9]+) ', logs[0].read_text())):
+        run = all(one.poll() is None for one in both) and time.monotonic() < deadline
+        assert run, "\n".join(log.read_text() for log in logs)
         time.sleep(0.1)
     return int(found[1])
 
