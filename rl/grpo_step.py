@@ -112,9 +112,9 @@ def _scored(parameters: Parameters, base: Model, pack: ExperiencePack, program: 
     """Log-probabilities, entropies, and how the own choice of experts agrees with the replayed."""
     model, adapter = assembled(base, parameters, program.config)
     replay = None if pack.choices is None else jnp.asarray(pack.choices).astype(jnp.int32)
-    remat = program.config.remat
-    recorded = {"replay": replay, "record": None if pack.pages is None else jnp.asarray(pack.pages)}
-    walked = model.walk(pack.batch, program.layout, None, adapter, remat=remat, **recorded)
+    pages = None if pack.pages is None else jnp.asarray(pack.pages)
+    remat, layout = program.config.remat, program.layout
+    walked = model.walk(pack.batch, layout, None, adapter, remat=remat, replay=replay, record=pages)
     targets, temperature = jnp.asarray(pack.targets), program.config.temperature
     found = token_statistics(model, adapter, walked.hidden, targets, temperature)
     return *found, {} if replay is None else _agreement(walked.choices, replay)
