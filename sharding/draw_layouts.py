@@ -1,6 +1,6 @@
 """Draws one layer under each layout, top to bottom: what a rank holds, and what the ranks exchange.
 
-    python sharding/pictures/draw.py        writes the .svg files beside this one
+    python sharding/draw_layouts.py         writes pictures/*.svg
 
 A row is an array, cut into cells along its main axis; of a cell the coloured part is what the rank
 holds. The example has 4 ranks, 4 sequences, 8 query and 4 key heads, 8 experts.
@@ -191,7 +191,7 @@ def _text(x: float, y: float, text: str, style: str = "") -> str:
 def main() -> None:
     """Writes all pictures."""
     for name, steps in LAYOUTS.items():
-        file = Path(__file__).with_name(f"{name.replace(',', '_')}.svg")
+        file = Path(__file__).parent / "pictures" / f"{name.replace(',', '_')}.svg"
         file.write_text(picture(name, steps), "utf-8")
 
 
