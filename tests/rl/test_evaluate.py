@@ -46,6 +46,7 @@ def test_held_out_problems_do_not_change_with_their_number():
     assert held_out(5, SHORT)[:3] == held_out(3, SHORT)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_speculation_came_to(capsys):
     main(["eval", "--n", "4", "--speculative", "--json"])
     record = json.loads(capsys.readouterr().out)

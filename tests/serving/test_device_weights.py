@@ -94,6 +94,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_changed(device):
     assert_right(LOADED, request)
 
 
+@pytest.mark.slow
 def test_rows_of_one_step_have_different_adapters(adapted):
     driver = Driver(adapted, LOADED)
     prompt = tokens(70, seed=5)

@@ -24,9 +24,10 @@ PARAMS = [
 WIDTHS = jnp.array([7, 3, 5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows",
-    [pytest.param(24, id="rectangle", marks=pytest.mark.slow), pytest.param(18, id="packed")],
+    [pytest.param(24, id="rectangle"), pytest.param(18, id="packed")],
 )
 def test_rows_that_are_judged_in_parts_give_the_same_tokens(rows):
     """24 rows and 21 drafts in parts of 5: neither is a multiple."""

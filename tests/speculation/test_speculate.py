@@ -221,6 +221,7 @@ def test_a_grammar_masks_each_row_after_its_own_drafts(plain):
     assert int(done.generated.tokens[7, 4]) == 33
 
 
+@pytest.mark.slow
 def test_likeliest_tokens_are_reported_for_each_committed_one(plain):
     options = replace(PACKED, top_logprobs=3)
     wanted = GREEDY_RUN.plain(24, top_logprobs=3)
