@@ -61,7 +61,7 @@ class EngineThread:
         self._over(EngineError(sentence))
 
     def _run(self) -> None:
-        fault = Fault()
+        fault = Fault(is_told=lambda: self._is_given_up)
         with fault:
             self._steps.run()
         over = partial(self._over, EngineError(fault.sentence or "the engine is closed"))
@@ -78,10 +78,12 @@ class EngineThread:
 
 
 class Fault(AbstractContextManager["Fault"]):
-    """Takes whatever ends the thread too early, so that those who wait for it can be told."""
+    """Takes whatever ends the thread too early, so that those who wait for it can be told. Where
+    `is_told` the cause is known already, and this is what came of it.
+    """
 
-    def __init__(self) -> None:
-        self.sentence = ""
+    def __init__(self, is_told: Callable[[], bool] = lambda: False) -> None:
+        self._is_told, self.sentence = is_told, ""
 
     def __exit__(
         self,
@@ -90,7 +92,8 @@ class Fault(AbstractContextManager["Fault"]):
         trace: TracebackType | None,
     ) -> bool:
         if error is not None:
-            LOG.error("the engine has failed", exc_info=error)
+            level = logging.DEBUG if self._is_told() else logging.ERROR
+            LOG.log(level, "the engine has failed", exc_info=error)
             text = " ".join(str(error).split()) or type(error).__name__
             self.sentence = f"the engine has failed: {text[:MAX_TEXT]}"
         return True
