@@ -20,6 +20,7 @@ SHORT = tuple(SHORT_FAMILIES)
 NARROW = tuple(NARROW_FAMILIES)
 LEDGERS = tuple(LINES)
 FAMILIES = SHORT + NARROW + LEDGERS
+_OF_ONE_QUESTION = SHORT_FAMILIES | NARROW_FAMILIES
 # One problem in ten is held out.
 HELD_OUT_EVERY = 10
 
@@ -101,7 +102,7 @@ def _dialogue(
     """`most_questions` is the family's own where it is None."""
     draw = Draw(_hash(f"{seed}/{split}/{index}"))
     family = draw.pick(families)
-    make = (SHORT_FAMILIES | NARROW_FAMILIES).get(family)
+    make = _OF_ONE_QUESTION.get(family)
     if make is not None:
         drafts = [make(draw)]
         while split_of(drafts[0].key) != split:

@@ -2,8 +2,7 @@
 
 The model runs over packs as it ran in the rollout: the same weights in their stored formats, keys
 and values as the cache gives them back (with `replay_cache` the rollout's own), and the experts
-that the rollout chose. The indexer has no
-gradient and chooses by itself.
+that the rollout chose. The indexer has no gradient and chooses by itself.
 """
 
 from dataclasses import dataclass

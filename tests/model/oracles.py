@@ -55,6 +55,12 @@ def is_best(scores: np.ndarray, chosen: np.ndarray, gap: float) -> np.ndarray:
     return enough & (worst_taken >= best_left - gap)
 
 
+def same_choice(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """[T]: whether both hold the same ids, in any order."""
+    same = np.sort(a, axis=-1) == np.sort(b, axis=-1)
+    return same.reshape(len(same), -1).all(-1)
+
+
 def best_margin(scores: np.ndarray, count: int) -> np.ndarray:
     """[...]: how much worse the best that is left out of the `count` best of [..., M] is than the
     worst of them; infinite where none is left out.

@@ -29,6 +29,7 @@ from tests.model.oracles import (
     is_best,
     is_rounding,
     nearest,
+    same_choice,
     visible,
 )
 from tests.model.ways import KEYS, Seen, Walk, unrounded
@@ -138,7 +139,7 @@ def _assert_output(layer: DecoderLayer, seen: Seen, exact: Seen) -> None:
     if isinstance(layer.mlp, MoE):
         best = is_best(expert_scores(layer.mlp.router, seen["routed"]), seen["experts"], EXPERT_GAP)
         _assert_all(best, "choices of experts are not the best")
-        same = _same_choice(seen["experts"], exact["experts"])
+        same = same_choice(seen["experts"], exact["experts"])
     _assert_all((np.abs(seen["out"] - exact["out"]) <= OUTPUT)[same], "outputs of the layer differ")
 
 
@@ -146,7 +147,7 @@ def _meets_a_tie(a: Seen, b: Seen, block_size: int) -> np.ndarray:
     """[T]: the tokens for which the two ways chose something else or read another code."""
     met = np.zeros(len(a["x"]), bool)
     for name in {"ids", "experts"} & a.keys():
-        met |= ~_same_choice(a[name], b[name])
+        met |= ~same_choice(a[name], b[name])
     for name in {"q", "index_q"} & a.keys():
         met |= _flipped(a[name], b[name]).any(-1)
     flipped = _flipped(a["k"], b["k"]) | _flipped(a["v"], b["v"])
@@ -157,12 +158,6 @@ def _meets_a_tie(a: Seen, b: Seen, block_size: int) -> np.ndarray:
 def _flipped(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Rows that differ by a code rather than by a rounding of float32."""
     return np.any(np.abs(a - b) > STREAM, axis=-1)
-
-
-def _same_choice(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """[T]: whether both hold the same ids, in any order."""
-    same = np.sort(a, axis=-1) == np.sort(b, axis=-1)
-    return same.reshape(len(same), -1).all(-1)
 
 
 def _assert_all(right: np.ndarray, complaint: str) -> None:
