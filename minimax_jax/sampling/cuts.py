@@ -1,16 +1,22 @@
-"""top-k and top-p without sorting the vocabulary: the logit at the edge is found by halving.
+"""top-k and top-p without sorting the vocabulary: the logit at the edge is found bit by bit.
 
-A float's bits, taken as an integer, are in the order of floats; so at most 32 passes over a row
-find the greatest logit from which on the weights reach what is wanted, exactly. Equal logits at
-the edge are kept from the lower id on, and the last such id is found in the same way. A batch
-that is not cut takes no passes; no row's outcome depends on the others.
+A float's bits, taken as an integer, are in the order of floats; so 16 passes over a row, of two
+bits each, find the greatest logit from which on the weights reach what is wanted, exactly. Equal
+logits at the edge are kept from the lower id on, and the last such id is found in the same way. A
+batch that is not cut takes no passes; no row's outcome depends on the others.
+
+On a GPU the passes are unrolled: XLA records a conditional into a command buffer, where the device
+decides, only if there is no loop in its branches; else the host reads the condition, every step.
 """
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+_BITS = 2  # of the edge that a pass finds: it compares with 3 thresholds at once
 
 
 def within_top_k(scaled: Float[Array, "B V"], top_k: Int[Array, "B"]) -> Bool[Array, "B V"]:
@@ -50,41 +56,61 @@ def _cut_top_p(scaled: Float[Array, "B V"], top_p: Float[Array, "B"]) -> Bool[Ar
     return above | _first(at_edge, num.astype(jnp.int32))
 
 
-def _ordered(x: Float[Array, "B V"]) -> Int[Array, "B V"]:
+def _ordered(x: Float[Array, "B V"]) -> UInt32[Array, "B V"]:
     """Integers in the order of float32; equal only where the floats are (-0.0 and 0.0 too)."""
-    bits = lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x).astype(jnp.float32), jnp.int32)
-    return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+    bits = lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x).astype(jnp.float32), jnp.uint32)
+    sign = jnp.uint32(1 << 31)
+    return jnp.where(bits < sign, bits | sign, ~bits)
 
 
-def _edge(keys, weights, wanted: Float[Array, "B"], cut: Bool[Array, "B"]) -> Int[Array, "B"]:
-    """The greatest key of each row such that weights of keys from it on sum to at least `wanted`;
-    the least key of a row that is not cut.
+def _edge(keys, weights, wanted: Float[Array, "B"], cut: Bool[Array, "B"], bits: int = 32):
+    """The greatest key of each row such that weights of keys from it on sum to at least `wanted`,
+    of keys of so many bits; 0 in a row that is not cut.
     """
-    least, greatest = jnp.min(keys, axis=-1), jnp.max(keys, axis=-1)
-    bounds = least, jnp.where(cut, greatest, least)
-    return lax.while_loop(_is_open, partial(_halved, keys, weights, wanted), bounds)[0]
+    passes = -(-bits // _BITS)
+    found = lax.platform_dependent(
+        keys,
+        weights,
+        wanted,
+        cuda=partial(_searched, passes=passes, unroll=passes),
+        default=partial(_searched, passes=passes, unroll=1),
+    )
+    return jnp.where(cut, found, jnp.uint32(0))
 
 
-def _is_open(bounds) -> Bool[Array, ""]:
-    return jnp.any(bounds[0] < bounds[1])
+@partial(jax.jit, static_argnames=("passes", "unroll"))
+def _searched(keys, weights, wanted, *, passes: int, unroll: int) -> UInt32[Array, "B"]:
+    """`_edge` by so many passes, the highest bits first."""
+
+    def next_bits(edge: UInt32[Array, "B"], shift: UInt32[Array, ""]):
+        return _refined(keys, weights, wanted, edge, shift), None
+
+    shifts = jnp.arange(_BITS * (passes - 1), -1, -_BITS, dtype=jnp.uint32)
+    return lax.scan(next_bits, jnp.zeros(len(keys), jnp.uint32), shifts, unroll=unroll)[0]
 
 
-def _halved(keys, weights, wanted, bounds):
-    """Bounds of the edge, each given as one that reaches and the last that may."""
-    low, high = bounds
-    middle = (low | high) - ((low ^ high) >> 1)  # rounded up, and never over int32's end
-    sums = jnp.sum(jnp.where(keys >= middle[:, None], weights, 0.0), axis=-1)
-    reaches = sums >= wanted
-    exact = sums == wanted  # nothing between this key and the edge has any weight
-    high = jnp.where(reaches, jnp.where(exact, middle, high), middle - 1)
-    return jnp.where(reaches, middle, low), jnp.maximum(high, low)
+@jax.jit
+def _refined(keys, weights, wanted, edge: UInt32[Array, "B"], shift) -> UInt32[Array, "B"]:
+    """The edge with its bits at `shift`: the highest of which the weights reach what is wanted."""
+    digits = jnp.arange(1, 1 << _BITS, dtype=jnp.uint32)
+    thresholds = edge[:, None] + (digits << shift)
+    reached = keys[:, None] >= thresholds[..., None]
+    sums = jnp.sum(jnp.where(reached, weights[:, None], 0.0), axis=-1)
+    best = jnp.max(jnp.where(sums >= wanted[:, None], digits, 0), axis=-1)
+    return edge + (best << shift)
 
 
 def _first(mask: Bool[Array, "B V"], count: Int[Array, "B"]) -> Bool[Array, "B V"]:
     """The first `count` of each row's set places."""
+    total = jnp.sum(mask.astype(jnp.float32), axis=-1)  # counts are exact below 2^24
+    some = (count > 0) & (count < total)
+    mask = mask & (count > 0)[:, None]
+    return lax.cond(jnp.any(some), _cut_first, lambda mask, *_: mask, mask, count, some)
+
+
+def _cut_first(mask: Bool[Array, "B V"], count: Int[Array, "B"], some: Bool[Array, "B"]):
     V = mask.shape[-1]
-    backwards = jnp.broadcast_to(V - jnp.arange(V, dtype=jnp.int32), mask.shape)
-    weights = mask.astype(jnp.float32)  # counts are exact below 2^24
-    some = (count > 0) & (count < jnp.sum(weights, axis=-1))
-    last = _edge(backwards, weights, count.astype(jnp.float32), some)
-    return mask & (backwards >= last[:, None]) & (count > 0)[:, None]
+    backwards = jnp.broadcast_to(V - jnp.arange(V, dtype=jnp.uint32), mask.shape)
+    wanted, weights = count.astype(jnp.float32), mask.astype(jnp.float32)
+    last = _edge(backwards, weights, wanted, some, V.bit_length())
+    return mask & (backwards >= last[:, None])

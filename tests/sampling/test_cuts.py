@@ -84,7 +84,7 @@ def test_sampling_sorts_nothing():
     state = SamplingState.of([SamplingParams(top_k=40, top_p=0.9, min_p=0.1)] * 2)
     args = jnp.zeros((2, V)), state, jnp.arange(2)
     used = primitives(jax.make_jaxpr(sample)(*args).jaxpr)
-    assert "while" in used and not used & {"sort", "top_k", "approx_top_k"}
+    assert not used & {"sort", "top_k", "approx_top_k"}
 
 
 @pytest.mark.parametrize("size", [1, 7, 511, 512, 513, 5000])
