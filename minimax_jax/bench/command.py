@@ -56,7 +56,7 @@ def _bench(options: argparse.Namespace) -> None:
             raise ValueError(f"{name}={value} is not at least 1")
     parallel = ParallelConfig.parse(options.parallel)
     config = shortened(PRESETS[options.preset](), options.layers)
-    mesh, limits = make_mesh(parallel), _limits()
+    mesh, limits = make_mesh(parallel), device_limits()
     if options.layer and mesh.size > 1:
         raise ValueError(f"--layer is measured on one device, and {parallel} has {mesh.size}")
     print(_head(options, config, limits), flush=True)
@@ -72,7 +72,7 @@ def _bench(options: argparse.Namespace) -> None:
         options.json.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
 
 
-def _limits() -> dict[str, float] | None:
+def device_limits() -> dict[str, float] | None:
     """What this device does, a second; None off a GPU, where both would take minutes."""
     if jax.default_backend() != "gpu":
         return None
