@@ -1,6 +1,6 @@
 """The command `minimax-train`: `sft` trains a small model from scratch, `grpo` one by reinforcement
 and `plot` draws its curves, `drafter` trains a drafter to a model and `calibrate` fits its
-confidences, `eval` measures a model, `tokenizer` makes a tokenizer.
+confidences, `eval` measures a model, `bench` the speed of training, `tokenizer` makes a tokenizer.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from configs.sft import SFTConfig
 from minimax_jax.compiled import keep_compiled_programs
 from minimax_jax.loaded import ASSETS, load
 from minimax_jax.lora import Adapter
+from rl.bench.command import add_bench
 from rl.calibrate import add_calibrate
 from rl.curves import plot_runs
 from rl.engine_rollout import EngineRollout, Sampled
@@ -99,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
             help="fit a drafter's confidences to what became of them",
         )
+    )
+    add_bench(
+        commands.add_parser("bench", allow_abbrev=False, help="tokens/s of rollout and update")
     )
     tokenizer = commands.add_parser(
         "tokenizer", allow_abbrev=False, help="train the small tokenizer"

@@ -90,10 +90,7 @@ class GRPORun:
 
     def pack_shape(self, longest: int) -> PackShape:
         """The packs for answers of at most `longest` tokens, prompts included."""
-        block = self.loaded.layout.block_size
-        needed = -(-longest // block)
-        blocks = 1 << (needed - 1).bit_length()
-        return PackShape(tiles=self.config.pack_tokens // block, tile_tokens=block, blocks=blocks)
+        return PackShape.of(longest, self.config.pack_tokens, self.loaded.layout.block_size)
 
 
 def start_run(

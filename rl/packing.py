@@ -32,6 +32,15 @@ class PackShape:
     tile_tokens: int
     blocks: int
 
+    @classmethod
+    def of(cls, longest: int, pack_tokens: int, block_size: int) -> "PackShape":
+        """Of `pack_tokens` places, for examples of at most `longest` tokens; few widths of tables
+        for all lengths.
+        """
+        needed = -(-longest // block_size)
+        blocks = 1 << (needed - 1).bit_length()
+        return cls(tiles=pack_tokens // block_size, tile_tokens=block_size, blocks=blocks)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
