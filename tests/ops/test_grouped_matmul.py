@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.grouped_matmul import grouped_matmul
+from pallas_kernels.grouped_matmul import grouped_matmul, reference
 from tests.numerics import assert_close
 from tests.ops.test_scaled_matmul import FORMATS, stored
 
@@ -105,6 +105,22 @@ def test_gradients_of_rows_and_weights_stay_in_their_group(name, sizes):
         expected_dw[e] += np.outer(u, row)
     assert_close(dx, expected_dx, "f32")
     assert_close(dw, expected_dw, "f32")
+
+
+@pytest.mark.parametrize(("fmt", "dtype"), [("nvfp4", jnp.float32), ("mxfp8", jnp.bfloat16)])
+def test_the_kernels_gradient_of_rows_is_that_of_the_reference(fmt, dtype):
+    """With more tiles than are expanded at a time, and rows past the last group."""
+    rows, groups = 300, 40
+    weights, values = stored(_normal(groups, F, D, seed=1), fmt)
+    upstream, sizes = _normal(rows, F, seed=2), np.full(groups, 7)
+    upstream[280:] = np.nan
+    run = jax.jit(reference.gradient_of_rows, static_argnums=3)
+    found = run(upstream, weights, jnp.array(sizes), dtype)
+    expert = _expert_of(sizes)
+    expected = [u @ values[e] for u, e in zip(upstream.astype(dtype), expert, strict=False)]
+    assert found.dtype == dtype and not np.asarray(found[280:]).any()
+    kind = "f32" if dtype == jnp.float32 else "bf16"
+    assert_close(np.asarray(found[:280], np.float32), np.stack(expected), kind)
 
 
 def _loss(x, weights, sizes, upstream, name):
