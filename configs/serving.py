@@ -34,6 +34,9 @@ class ServingConfig:
     max_waiting_requests: int = described(4096, "requests that may wait; more are turned away")
     max_logprobs: int = described(20, "likeliest tokens that a request may ask for")
     enable_kv_cache_events: bool = described(False, "records which blocks are stored and removed")
+    enable_return_routed_experts: bool = described(
+        False, "records the experts of each token, which offline outputs then have"
+    )
 
     def __post_init__(self) -> None:
         check_positive(self, "max_model_len", "max_num_seqs", "max_num_batched_tokens")

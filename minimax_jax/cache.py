@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from configs.model import ModelConfig
 from configs.parts import check
 from minimax_jax.batch import Batch
+from minimax_jax.routes import Routes
 from pallas_kernels.layouts.pages import Pages
 from pallas_kernels.layouts.pool import LINE, CacheFormats, PoolLayout
 from sharding.apply import named_sharding
@@ -113,10 +114,9 @@ class Cache:
         """This cache with the experts of a batch's tokens written at their slots, if it records."""
         if self.choices is None:
             return self
-        slots = batch.slots(self.layout.block_size)
-        blocks = jnp.where(slots.block_ids < 0, len(self.choices), slots.block_ids)
-        rows = jnp.moveaxis(choices.reshape(len(choices), -1, choices.shape[-1]), 0, 1)
-        written = self.choices.at[blocks, :, slots.places].set(rows.astype(jnp.uint8), mode="drop")
+        routes = Routes.of(choices, batch, self.layout.block_size)
+        blocks = jnp.where(routes.blocks < 0, len(self.choices), routes.blocks)
+        written = self.choices.at[blocks, :, routes.places].set(routes.experts, mode="drop")
         return replace(self, choices=written)
 
 

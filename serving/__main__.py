@@ -16,7 +16,7 @@ from serving.bench.command import main as bench
 from serving.command.flags import PROGRAM, parse
 from serving.command.follow import follow, leave
 from serving.command.resolve import Machine, Resolved, resolve
-from serving.command.run import ENDED_EARLY, serve
+from serving.command.run import ENDED_EARLY, check_served, serve
 from serving.processes.leader import Leader
 from serving.processes.meeting import link_to_first, links_to_others
 from serving.profile_costs import main as profile
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logs.set_up(asked.monitoring)
         processes = joined(asked.place, os.environ)
         resolved = resolve(asked, _machine())
+        check_served(resolved)
     except (ValueError, OSError) as error:
         _end(error, 2)
     keep_compiled_programs()

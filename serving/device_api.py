@@ -1,6 +1,6 @@
 """What the engine needs of whatever runs its plans: the device, or one that stands in for it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +39,12 @@ class Device(Protocol):
     def dispatch(self, plan: StepPlan, masks: Mapping[Slot, Mask]) -> Running:
         """Starts a step and does not wait for it. `masks` are those of sequences with a grammar,
         in the form of `minimax_jax.sampling.packed_mask`.
+        """
+        ...
+
+    def experts(self, rank: int, block_ids: Sequence[int], count: int) -> np.ndarray:
+        """The experts of the first `count` tokens in these blocks, uint8 [count, layers, experts a
+        token], as of the last result; asked for with `enable_return_routed_experts` alone.
         """
         ...
 

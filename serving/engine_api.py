@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from jaxtyping import UInt8
+
 from serving.kv_feed import KvFeed
 from serving.scheduling.request import Asked, FinishReason
 
@@ -41,7 +44,9 @@ class Output(NamedTuple):
     `token_ids` and `logprobs` are those since its last output, `prompt_logprobs` come with the
     sequence's first. The last one has a `finish_reason`, and with it the totals of drafts, and in
     `matched_stop` the token id or text that was asked for as a stop and was met (None at the
-    model's own end). `error` says what happened where the reason is "error".
+    model's own end). `error` says what happened where the reason is "error". With
+    `enable_return_routed_experts` it has `experts` too, if a step brought the end: those of all the
+    sequence's tokens, prompt and answer, but the last, which no step has run.
     """
 
     prompt_tokens: int
@@ -55,6 +60,7 @@ class Output(NamedTuple):
     draft_tokens: int = 0
     accepted_tokens: int = 0
     error: str = ""
+    experts: UInt8[np.ndarray, "tokens layers X"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,11 @@ neither has to wait for the other.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
 
 from configs.serving import ServingConfig
 from minimax_jax.chat import Tokenizer
@@ -121,6 +123,9 @@ class _Answers:
             logprobs=dict.fromkeys(slots, self._logprobs) if wants else {},
         )
         return StepResult(step_id=plan.step_id, ranks=[rank])
+
+    def experts(self, rank: int, block_ids: Sequence[int], count: int) -> np.ndarray:
+        raise NotImplementedError("nothing is recorded")
 
     def update(self, **changes: object) -> None:
         """Has no weights."""

@@ -17,6 +17,7 @@ from minimax_jax.cache import Cache
 from minimax_jax.drafter import Drafter
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
+from minimax_jax.routes import Routes
 from minimax_jax.sampling import (
     History,
     SamplingState,
@@ -50,19 +51,21 @@ class Speculated:
     generated: Generated
     tested: Int[Fetched, "B"]
     accepted: Int[Fetched, "B"]
+    routes: Routes | None = None  # of all rows that were verified, kept or not
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationOptions:
     """What a program is compiled for. `rows` is how many tokens the target runs in a step, at least
     one a sequence; `method` is how drafts are drawn; `most_values` bounds tables of rows times
-    vocabulary (see `judge`).
+    vocabulary (see `judge`); with `records` the step gives the experts of its rows.
     """
 
     rows: int
     method: DraftMethod = "probabilistic"
     top_logprobs: int = 0
     most_values: int = MOST_VALUES
+    records: bool = False
 
 
 @partial(jax.jit, static_argnames=("options",))
@@ -116,9 +119,10 @@ def speculate(
     chain = jnp.concatenate([anchors.tokens[:, None], drafts], axis=1)
     batch = rows.batch(chain, anchors.positions, block_table)
     layers = drafter.config.target_layers
-    hidden, verified, taps = model.hidden(batch, cache.layout, cache, adapter, taps=layers)
+    walked = model.walk(batch, cache.layout, cache, adapter, taps=layers)
+    verified = walked.cache
     assert verified is not None
-    raw = model.logits(hidden.reshape(options.rows, -1), adapter)
+    raw = model.logits(walked.hidden.reshape(options.rows, -1), adapter)
     drawn = draft_sampling(sampling, options.method)
     judge = Judge(
         raw=masked(raw, _of_rows(allowed, rows)),
@@ -134,15 +138,23 @@ def speculate(
     broken = anchors.running & spoiled
     committed = commit(drafts, verdict, anchors.running & ~broken, sampling.stop_ids)
     kept = rows.at(anchors.positions, committed.keeps(rows)).reshape(batch.positions.shape)
-    cache = inject(drafter, verified, taps, replace(batch, positions=kept))
+    cache = inject(drafter, verified, walked.taps, replace(batch, positions=kept))
     newest = committed.anchors(anchors)
     after = SpeculationState(
         anchors=newest,
         proposal=_proposed(model, drafter, cache, block_table, newest, drawn),
         history=lengthened(state.history, committed.tokens),
     )
-    generated = _report(judge, committed, broken, options.top_logprobs)
-    return cache, after, Speculated(generated=generated, tested=widths, accepted=committed.accepted)
+    routes = None
+    if options.records:
+        routes = Routes.of(walked.choices, batch, cache.layout.block_size)
+    made = Speculated(
+        generated=_report(judge, committed, broken, options.top_logprobs),
+        tested=widths,
+        accepted=committed.accepted,
+        routes=routes,
+    )
+    return cache, after, made
 
 
 def _proposed(

@@ -70,6 +70,15 @@ async def serve(resolved: Resolved, leader: Leader | None = None) -> int:
     return 1
 
 
+def check_served(resolved: Resolved) -> None:
+    """Raises ValueError for what an engine can do and a server cannot."""
+    if resolved.config.enable_return_routed_experts:
+        raise ValueError(
+            "--enable-return-routed-experts: the gRPC protocol has no field for them; "
+            "serving.LLM(..., enable_return_routed_experts=True) returns them"
+        )
+
+
 def check_http(resolved: Resolved) -> None:
     """Raises ValueError, before anything is loaded, when HTTP was asked for and cannot be."""
     asked, port = resolved.asked, resolved.asked.gateway.http

@@ -39,6 +39,7 @@ class StepCalls:
         self._config, self._weights, self._residency = config, weights, residency
         self._top, self._num_places = top, num_places
         self._method: DraftMethod | None = method
+        self._records = config.enable_return_routed_experts
 
     @property
     def speculates(self) -> bool:
@@ -73,13 +74,14 @@ class StepCalls:
     def prefill(self, made: Chunks, shape: Shape, adapter: str | None) -> Call:
         """A step of these chunks."""
         name = f"prefill of {shape.tokens} tokens, tables of {shape.pages} blocks"
-        static = {"top": self._top, "method": self._method}
+        static = {"top": self._top, "method": self._method, "records": self._records}
         return self._call(name, prefill, shape, made, adapter, static)
 
     def decode(self, rows: Rows, shape: Shape, adapter: str | None) -> Call:
         """One device step of these rows."""
         name = f"decode of {shape.rows} rows, tables of {shape.pages} blocks"
-        return self._call(name, decode, shape, rows, adapter, {"top": self._top})
+        static = {"top": self._top, "records": self._records}
+        return self._call(name, decode, shape, rows, adapter, static)
 
     def speculative(
         self,
@@ -100,7 +102,10 @@ class StepCalls:
         if ranks > 1:
             tokens = ranks * shape.rows * self._num_places
         options = SpeculationOptions(
-            rows=tokens, method=self._method, top_logprobs=self._top if with_options else 0
+            rows=tokens,
+            method=self._method,
+            top_logprobs=self._top if with_options else 0,
+            records=self._records,
         )
         padded = np.zeros((ranks, shape.rows), np.int32)
         for rank, own in enumerate(widths):

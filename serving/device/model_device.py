@@ -6,7 +6,7 @@ adapter that takes part and as often as the plan has device steps. Nothing here 
 of a dispatch are calls of one program, whose state never leaves the device.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -28,6 +28,7 @@ from serving.device.placement import by_rank, everywhere, num_data_ranks
 from serving.device.programs import Call, Programs
 from serving.device.residency import Residency
 from serving.device.results import Dispatched, Survivals
+from serving.device.routing_records import RoutingRecords
 from serving.device.slots import Slots
 from serving.device.step_runner import StepRunner
 from serving.device.steps import State
@@ -101,6 +102,9 @@ class ModelDevice:
             num_places=1 if drafter is None else 1 + drafter.config.draft_block,
         )
         self._runner = StepRunner(self._kept, self.shapes, self._calls, self._residency)
+        self._records = None
+        if config.enable_return_routed_experts:
+            self._records = RoutingRecords(loaded.config, self._num_ranks, num_blocks)
 
     @property
     def num_blocks(self) -> int:
@@ -126,6 +130,11 @@ class ModelDevice:
     def slot_bytes(self) -> int:
         """What is kept beside the weights and the pool."""
         return self._kept.num_bytes
+
+    @property
+    def record_bytes(self) -> int:
+        """What records of experts take of the host's memory."""
+        return 0 if self._records is None else self._records.num_bytes
 
     def check(self, sampling: SamplingParams) -> None:
         """Raises ValueError with a sentence for options that no row can have."""
@@ -193,7 +202,15 @@ class ModelDevice:
             prefills=prefills,
             decodes=decodes,
             survivals=self._survivals,
+            records=self._records,
         )
+
+    def experts(self, rank: int, block_ids: Sequence[int], count: int) -> np.ndarray:
+        """The experts of the first `count` tokens in a rank's blocks, by the steps whose results
+        were asked for; only where `enable_return_routed_experts` is on.
+        """
+        assert self._records is not None
+        return self._records.of(rank, block_ids, count)
 
     def run(self, call: Call, times: int) -> None:
         """Runs a call that another process has made, of one of `calls`."""

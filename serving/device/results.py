@@ -3,79 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from minimax_jax.sampling import TokenLogprobs
 from serving.device.arrays import Resident, num_scored, reports_logprobs
 from serving.device.drafts import Drafted
-from serving.device.sampler import BROKEN, Sampled
-from serving.device.speculative_step import Committed
+from serving.device.routing_records import RoutingRecords
+from serving.device.sampler import BROKEN
+from serving.device.taken import Taken, as_lists
 from serving.scheduling.plan import PrefillRow, RankResult, RowLogprobs, StepResult
-
-
-@dataclass(frozen=True, kw_only=True)
-class Taken:
-    """What one program gave that is wanted, on its way to the host; None is not wanted."""
-
-    tokens: Any  # [B], or [k, B] of a speculative step
-    logprobs: TokenLogprobs | None
-    prompts: TokenLogprobs | None = None
-    drafted: Drafted | None = None
-
-    @classmethod
-    def of(
-        cls,
-        sampled: Sampled | Committed,
-        *,
-        logprobs: bool,
-        prompts: TokenLogprobs | None = None,
-        drafted: Drafted | None = None,
-    ) -> "Taken":
-        """Begins to copy it to the host."""
-        taken = cls(
-            tokens=sampled.tokens,
-            logprobs=sampled.logprobs if logprobs else None,
-            prompts=prompts,
-            drafted=drafted,
-        )
-        for leaf in taken.leaves():
-            leaf.copy_to_host_async()
-        return taken
-
-    def leaves(self) -> list[jax.Array]:
-        """All arrays."""
-        return jax.tree.leaves((self.tokens, self.logprobs, self.prompts, self.drafted))
-
-    def fetched(self) -> "Taken":
-        """The same in numpy arrays; waits for them."""
-        return Taken(**jax.device_get(vars(self)))
-
-    def places(self, top: int) -> "list[Place]":
-        """What is on the host as lists, place by place, with the `top` likeliest at each."""
-        if self.tokens.ndim == 1:
-            return [Place.of(self.tokens, self.logprobs, top)]
-        return [
-            Place.of(row, jax.tree.map(lambda x, k=k: x[k], self.logprobs), top)
-            for k, row in enumerate(self.tokens)
-        ]
-
-
-class Place(NamedTuple):
-    """One token of each row, -1 and less where there is none, with its log-probability and the
-    likeliest tokens there, where anyone wants them.
-    """
-
-    tokens: list[int]
-    logprobs: RowLogprobs | None
-
-    @classmethod
-    def of(cls, tokens: np.ndarray, logprobs: TokenLogprobs | None, top: int) -> "Place":
-        """All rows at once: element by element takes several times as long."""
-        found = None if logprobs is None else _as_lists(logprobs, top)
-        return cls(tokens.tolist(), found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +81,7 @@ class Dispatched:
     prefills: Sequence[PrefillPart]
     decodes: Sequence[DecodePart]
     survivals: Survivals | None  # None without a drafter
+    records: RoutingRecords | None  # None unless they are kept
 
     def result(self) -> StepResult:
         """What it gave; waits for it."""
@@ -152,12 +91,12 @@ class Dispatched:
         ]
         broken: list[set[int]] = [set() for _ in results]
         for part in self.prefills:
-            taken = part.taken.fetched()
+            taken = self._fetched(part.taken)
             for seat, tokens in self._take(part.seats, [taken], results, broken):
                 results[seat.rank].prefills[seat.index] = tokens
             _add_scores(part, taken.prompts, results)
         for part in self.decodes:
-            taken = [one.fetched() for one in part.taken]
+            taken = [self._fetched(one) for one in part.taken]
             for seat, tokens in self._take(part.seats, taken, results, broken):
                 results[seat.rank].decodes[seat.index] = tokens
         ranks = [
@@ -165,6 +104,14 @@ class Dispatched:
             for result, own in zip(results, broken, strict=True)
         ]
         return StepResult(step_id=self.step_id, ranks=ranks)
+
+    def _fetched(self, taken: Taken) -> Taken:
+        """What a program gave, on the host; its experts are written down there."""
+        found = taken.fetched()
+        if found.routes is not None:
+            assert self.records is not None
+            self.records.write(found.routes)
+        return found
 
     def _take(
         self,
@@ -217,7 +164,7 @@ def _add_scores(
     if prompts is None:
         return
     asked = (seat.resident.admission.sampling.prompt_logprobs or 0 for seat in part.seats)
-    scores = _as_lists(prompts, max(asked))
+    scores = as_lists(prompts, max(asked))
     for row, first, seat in zip(part.rows, part.places, part.seats, strict=True):
         count = num_scored(row, seat.resident)
         if count:
@@ -227,14 +174,6 @@ def _add_scores(
                 top_ids=scores.top_ids[own],
                 top_values=scores.top_values[own],
             )
-
-
-def _as_lists(found: TokenLogprobs, top: int) -> RowLogprobs:
-    return RowLogprobs(
-        values=np.asarray(found.chosen).tolist(),
-        top_ids=np.asarray(found.top_tokens)[:, :top].tolist(),
-        top_values=np.asarray(found.top)[:, :top].tolist(),
-    )
 
 
 def _row_logprobs(places: Sequence[RowLogprobs], seat: Seat) -> RowLogprobs:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt32
 
+from minimax_jax.routes import Routes
 from minimax_jax.sampling import History, SamplingState, TokenLogprobs
 from minimax_jax.speculative.steps import (
     Speculated,
@@ -44,6 +45,7 @@ class Committed:
     tokens: Int[Array | np.ndarray, "k B"]
     logprobs: TokenLogprobs
     drafted: Drafted
+    routes: Routes | None
 
 
 def speculative(
@@ -112,4 +114,4 @@ def _committed(made: Speculated, drafted: Drafted) -> Committed:
     logprobs = TokenLogprobs(
         chosen=generated.logprobs, top_tokens=generated.top_tokens, top=generated.top_logprobs
     )
-    return Committed(tokens=tokens, logprobs=logprobs, drafted=drafted)
+    return Committed(tokens=tokens, logprobs=logprobs, drafted=drafted, routes=made.routes)

@@ -10,8 +10,9 @@ from serving.device.arrays import num_scored, reports_logprobs
 from serving.device.calls import StepCalls
 from serving.device.kept import Kept
 from serving.device.residency import Residency
-from serving.device.results import DecodePart, PrefillPart, Seat, Taken
+from serving.device.results import DecodePart, PrefillPart, Seat
 from serving.device.sampler import Rows
+from serving.device.taken import Taken
 from serving.device_api import Slot
 from serving.scheduling.plan import RankPlan
 from serving.scheduling.shapes import Shape, Shapes
@@ -87,6 +88,7 @@ class StepRunner:
             logprobs=any(map(reports_logprobs, residents)),
             prompts=prefilled.prompts if scored else None,
             drafted=prefilled.drafted,
+            routes=prefilled.routes,
         )
         places = list(chain.from_iterable(places))
         return PrefillPart(seats=seats, rows=flat, places=places, taken=taken)
@@ -114,7 +116,7 @@ class StepRunner:
             taken = [self._speculate(rows, widths, shape, adapter, logprobs)]
             return DecodePart(seats=seats, taken=taken)
         steps = self._kept.run(self._calls.decode(rows, shape, adapter), shape.steps)
-        taken = [Taken.of(sampled, logprobs=logprobs) for sampled in steps]
+        taken = [Taken.of(one.sampled, logprobs=logprobs, routes=one.routes) for one in steps]
         return DecodePart(seats=seats, taken=taken)
 
     def _speculate(
@@ -127,7 +129,8 @@ class StepRunner:
     ) -> Taken:
         call = self._calls.speculative(rows, widths, shape, adapter, with_options=rows.asks.any)
         [committed] = self._kept.run(call)
-        return Taken.of(committed, logprobs=logprobs, drafted=committed.drafted)
+        drafted, routes = committed.drafted, committed.routes
+        return Taken.of(committed, logprobs=logprobs, drafted=drafted, routes=routes)
 
 
 def _picked(of_ranks: Sequence[Sequence], indices: Sequence[Sequence[int]]) -> list[list]:

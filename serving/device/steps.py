@@ -21,6 +21,7 @@ from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
+from minimax_jax.routes import Routes
 from minimax_jax.sampling import TokenLogprobs, chunked_logprobs
 from minimax_jax.speculative.drafting import DraftMethod, inject
 from serving.device.drafts import Drafted, first_drafts
@@ -75,6 +76,16 @@ class Prefilled:
     sampled: Sampled
     prompts: TokenLogprobs
     drafted: Drafted | None
+    routes: Routes | None  # None unless they are recorded
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """The next token of each row."""
+
+    sampled: Sampled
+    routes: Routes | None
 
 
 def prefill(
@@ -87,6 +98,7 @@ def prefill(
     pages: int,
     top: int,
     method: DraftMethod | None,
+    records: bool,
 ) -> tuple[State, Prefilled]:
     """Runs the chunks into their pages, and draws the next token where a prompt ends. With a
     drafter, whose `method` it is, drafts follow.
@@ -99,9 +111,10 @@ def prefill(
         positions=chunks.positions,
         block_table=tables_of(slots, chunks.tile_slots, pages),
     )
-    hidden, cache, taps = model.hidden(batch, state.cache.layout, state.cache, adapter, taps=layers)
+    walked = model.walk(batch, state.cache.layout, state.cache, adapter, taps=layers)
+    cache = walked.cache
     assert cache is not None
-    hidden = hidden.reshape(chunks.tokens.size, hidden.shape[-1])
+    hidden = walked.hidden.reshape(chunks.tokens.size, walked.hidden.shape[-1])
     positions = chunks.positions.reshape(chunks.tokens.size)
     rows, limits = chunks.rows, slots.anchors.limits
     last, places, live = on_each_rank(_ends)(hidden, positions, chunks.last, limits, rows.slots)
@@ -110,11 +123,12 @@ def prefill(
     prompts, drafted = _scored(model, adapter, hidden, chunks, top), None
     if drafter is not None:
         assert method is not None
-        cache = inject(drafter, cache, taps, batch)
+        cache = inject(drafter, cache, walked.taps, batch)
         ends = jnp.where(chunks.last >= 0, rows.slots, slots.num_slots)
         slots, drafted = first_drafts(model, drafter, cache, slots, ends, pages, method)
-    state = State(cache=cache, slots=kept_by_rank(slots))
-    return state, for_host(Prefilled(sampled=sampled, prompts=prompts, drafted=drafted))
+    routes = Routes.of(walked.choices, batch, cache.layout.block_size) if records else None
+    made = Prefilled(sampled=sampled, prompts=prompts, drafted=drafted, routes=routes)
+    return State(cache=cache, slots=kept_by_rank(slots)), for_host(made)
 
 
 def decode(
@@ -126,7 +140,8 @@ def decode(
     tree: Any,
     pages: int,
     top: int,
-) -> tuple[State, Sampled]:
+    records: bool,
+) -> tuple[State, Decoded]:
     """Runs each row's anchor and draws the token after it; a sequence that has ended rests. The
     drafter, if there is one, learns of the anchors, so that a later step can draft again.
     """
@@ -140,14 +155,17 @@ def decode(
         positions=jnp.where(live, anchors.positions, -1)[:, None],
         block_table=tables_of(slots, rows.slots, pages),
     )
-    hidden, cache, taps = model.hidden(batch, state.cache.layout, state.cache, adapter, taps=layers)
+    walked = model.walk(batch, state.cache.layout, state.cache, adapter, taps=layers)
+    cache = walked.cache
     assert cache is not None
     if drafter is not None:
-        cache = inject(drafter, cache, taps, batch)
-    logits = model.logits(hidden[:, 0], adapter)
+        cache = inject(drafter, cache, walked.taps, batch)
+    logits = model.logits(walked.hidden[:, 0], adapter)
     positions = anchors.positions + 1
     slots, sampled = next_tokens(logits, slots, masks, rows, positions, live, top)
-    return State(cache=cache, slots=kept_by_rank(slots)), for_host(sampled)
+    routes = Routes.of(walked.choices, batch, cache.layout.block_size) if records else None
+    made = Decoded(sampled=sampled, routes=routes)
+    return State(cache=cache, slots=kept_by_rank(slots)), for_host(made)
 
 
 def _ends(

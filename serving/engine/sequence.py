@@ -20,7 +20,7 @@ class Sequence:
     """One of the n sequences of a request, from its arrival at the scheduler to its end."""
 
     __slots__ = (
-        *("request", "box", "stops", "grammar", "end", "rank", "slot", "name", "is_free"),
+        *("request", "box", "stops", "grammar", "end", "rank", "slot", "name", "is_free", "blocks"),
         *("arrival", "first_scheduled", "first_token", "last_token"),
         *("_held", "_scores", "_num_told", "_num_tokens"),
     )
@@ -39,6 +39,7 @@ class Sequence:
         self.stops, self.grammar = stops, grammar
         self.end: End | None = None
         self.rank = self.slot = -1  # where it ran last
+        self.blocks: list[int] = []  # and those it had there, as many as it came to have
         self.name = f"{request.request_id}/{request.index}"
         self.first_scheduled: float | None = None
         self.first_token: float | None = None
@@ -52,7 +53,7 @@ class Sequence:
 
     def enter(self, rank: int, slot: int, now: float) -> None:
         """Notes that it was admitted to a slot."""
-        self.rank, self.slot = rank, slot
+        self.rank, self.slot, self.blocks = rank, slot, self.request.blocks
         if self.first_scheduled is None:
             self.first_scheduled = now
 
@@ -60,6 +61,11 @@ class Sequence:
         """Takes the log-probabilities of a chunk of its prompt."""
         if self._scores is not None:
             self._scores.add(start, row)
+
+    @property
+    def length(self) -> int:
+        """Its tokens that count, prompt and answer, as far as they were told or are held back."""
+        return self.request.prompt_length + self._num_tokens
 
     def passes(self, tokens: list[int]) -> bool:
         """Whether all of a step's new tokens count and may be told at once: nothing waits before

@@ -128,6 +128,8 @@ class StepLoop:
             self._widths.learn(plan.step_id, self._confidences(result), outcomes)
         plain, others = self._hand_over(progress, result)
         others = [(one, self._settled(one, tokens, result)) for one, tokens in others]
+        if self.scheduler.config.enable_return_routed_experts:
+            self._add_experts(others)
         self._hand_over_settled(others, result)
         if self.ledger.listens:
             self.ledger.count_tokens(plan, chain(plain, others), now)
@@ -181,6 +183,16 @@ class StepLoop:
             kept = request.num_output_tokens - len(tokens) + count
             self.scheduler.finish(request, sequence.end.reason, num_output_tokens=kept)
         return tokens[:count]
+
+    def _add_experts(self, settled: News) -> None:
+        """Adds to the ends of those that have ended which experts their tokens had. Their blocks
+        may be free by now, but no later step has written to them.
+        """
+        for one, tokens in settled:
+            if one.end is not None:
+                count = one.length + len(tokens) - 1
+                experts = self._device.experts(one.rank, one.blocks, count)
+                one.end = one.end._replace(experts=experts)
 
     def _finish(self, sequence: Sequence, end: End) -> None:
         """Ends a sequence between two steps; the scheduler knows."""

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from serving.engine.token_run import TokenRun
 from serving.engine_api import EngineError, Logprobs, Output
 from serving.scheduling.request import FinishReason, Request
@@ -23,6 +25,7 @@ class End(NamedTuple):
     reason: FinishReason
     matched_stop: int | str | None = None
     error: str = ""
+    experts: np.ndarray | None = None
 
 
 class Box:
@@ -77,6 +80,7 @@ class Box:
             draft_tokens=0 if request is None else request.draft_tokens,
             accepted_tokens=0 if request is None else request.accepted_tokens,
             error=end.error,
+            experts=end.experts,
         )
 
 

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from jaxtyping import UInt8
+
 from minimax_jax.chat import Tokenizer
 from serving.engine_api import Logprobs, Output
 from serving.scheduling.request import FinishReason
@@ -25,7 +28,9 @@ class CompletionOutput:
     """One continuation of a prompt. `text` is None without a tokenizer.
 
     `stop_reason` is the stop string or the id in `stop_token_ids` that ended it, None at the
-    model's own end. `error` says what happened where the finish reason is "error".
+    model's own end. `error` says what happened where the finish reason is "error". With
+    `enable_return_routed_experts=True` it has the experts of all tokens but the last, the prompt's
+    first; that one was never run.
     """
 
     index: int
@@ -36,6 +41,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     error: str = ""
+    routed_experts: UInt8[np.ndarray, "tokens layers X"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +80,7 @@ def completion(
         logprobs=entries,
         cumulative_logprob=total,
         error=end.error,
+        routed_experts=end.experts,
     )
 
 

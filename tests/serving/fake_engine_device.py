@@ -6,7 +6,7 @@ device's keys say. Either way a token that the mask forbids is replaced by an al
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -66,6 +66,13 @@ class EngineDevice:
     def check(self, sampling: SamplingParams) -> None:
         if len(sampling.logit_bias) > 3:
             raise ValueError("logit_bias has more than 3 entries")
+
+    def experts(self, rank: int, block_ids: Sequence[int], count: int) -> np.ndarray:
+        """Four a token, in one layer: bytes of its key as the pages have it now."""
+        assert self._core is not None
+        pool, size = self._core.pools[rank], self._core.block_size
+        keys = [pool[block_ids[p // size], p % size] for p in range(count)]
+        return experts_of(keys)
 
     def update(self, *, params=None, adapters=None) -> None:
         if params == "misfit":
@@ -186,6 +193,12 @@ class _Core(FakeDevice):
 
     def _id(self, rank: int, slot) -> int:
         return next(i for i, one in self.slots[rank].items() if one is slot)
+
+
+def experts_of(keys: Sequence[int]) -> np.ndarray:
+    """What `EngineDevice.experts` says of tokens with these keys, uint8 [tokens, 1, 4]."""
+    rows = [list((key & 0xFFFFFFFF).to_bytes(4, "little")) for key in keys]
+    return np.array(rows, np.uint8).reshape(len(keys), 1, 4)
 
 
 def logprobs_of(tokens, positions: range, num_top: int = 5) -> RowLogprobs:
