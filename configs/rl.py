@@ -46,7 +46,7 @@ class GRPOConfig:
     max_tokens: int = described(64, "longest answer, its thought included")
     temperature: float = described(1.0, "of answers, and of log-probabilities on both sides")
     rollout: Literal["local", "engine"] = described(
-        "local", "answers in lock-step, or by a serving engine (temperature=1, no replay)"
+        "local", "answers in lock-step, or by a serving engine (temperature=1)"
     )
     wave: int = described(256, "answers in lock-step at most, or of the engine at a time")
     rollout_cache: str | None = described(
@@ -130,11 +130,10 @@ class GRPOConfig:
         over = f"overlong_tokens={self.overlong_tokens} is more than max_tokens={self.max_tokens}"
         check(longest, over)
         plain = self.temperature == self.eval_temperature == 1
-        unrecorded = not self.replay and not self.replay_cache
         check(
-            self.rollout == "local" or (plain and unrecorded and self.trained == "lora"),
-            "rollout=engine needs temperature=1, eval_temperature=1, replay=false, "
-            "replay_cache=false and trained=lora",
+            self.rollout == "local" or (plain and not self.replay_cache and self.trained == "lora"),
+            "rollout=engine needs temperature=1, eval_temperature=1, replay_cache=false and "
+            "trained=lora",
         )
         check(
             self.rollout_cache is None or not self.replay_cache,

@@ -141,30 +141,35 @@ def _grpo(options: argparse.Namespace, console: Console) -> None:
     if config.rollout == "local":
         train_grpo(run, console, resume=options.resume)
         return
-    with ServedPolicy(run) as engine:
+    with ServedPolicy(policy_server(run)) as engine:
         served = replace(run, rollout=EngineRollout(engine))
         train_grpo(served, console, resume=options.resume)
 
 
+POLICY = "policy"  # the adapter's name in the engine
+
+
+def policy_server(run: GRPORun) -> Any:
+    """An engine in this process with a run's model and room for its adapter."""
+    config, model = run.config, run.loaded.config
+    with TemporaryDirectory() as folder:
+        # how large an adapter is, an engine knows by one; its values come with each policy
+        how = {"rank": config.rank, "alpha": config.alpha, "folder": Path(folder)}
+        write_adapter(initial_parameters(run.loaded, config), model, config.model, **how)
+        return serving.LLM(
+            config.model,
+            lora=f"{POLICY}={folder}",
+            dtype={"f32": "float32", "bf16": "bfloat16"}[config.dtype],
+            max_num_seqs=config.wave,
+            enable_return_routed_experts=config.replay,
+        )
+
+
 class ServedPolicy:
-    """`rl.engine_rollout.Engine`: an engine in this process that serves a run's adapter; use as a
-    context manager.
-    """
+    """`rl.engine_rollout.Engine` over a `serving.LLM`, which it ends; use as a context manager."""
 
-    NAME = "policy"
-
-    def __init__(self, run: GRPORun):
-        config, model = run.config, run.loaded.config
-        with TemporaryDirectory() as folder:
-            # how large an adapter is, an engine knows by one; its values come with each policy
-            how = {"rank": config.rank, "alpha": config.alpha, "folder": Path(folder)}
-            write_adapter(initial_parameters(run.loaded, config), model, config.model, **how)
-            self._llm = serving.LLM(
-                config.model,
-                lora=f"{self.NAME}={folder}",
-                dtype={"f32": "float32", "bf16": "bfloat16"}[config.dtype],
-                max_num_seqs=config.wave,
-            )
+    def __init__(self, llm: Any):
+        self._llm = llm
 
     def __enter__(self) -> "ServedPolicy":
         return self
@@ -173,14 +178,14 @@ class ServedPolicy:
         self._llm.close()
 
     def publish(self, adapter: Adapter) -> None:
-        self._llm.update(adapters={self.NAME: adapter})
+        self._llm.update(adapters={POLICY: adapter})
 
     def answers(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], request: RolloutRequest
     ) -> list[Sampled]:
         how = {"max_tokens": request.max_tokens, "stop_token_ids": request.stop_ids, "logprobs": 0}
         params = [serving.SamplingParams(seed=seed, **how) for seed in seeds]
-        outputs = self._llm.generate(prompts, params, adapter=self.NAME, use_tqdm=False)
+        outputs = self._llm.generate(prompts, params, adapter=POLICY, use_tqdm=False)
         return [_sampled(output.outputs[0]) for output in outputs]
 
 
@@ -189,7 +194,10 @@ def _sampled(found: Any) -> Sampled:
     logprobs = [entry[token].logprob for entry, token in zip(entries, tokens, strict=True)]
     whole = found.finish_reason in ("stop", "length")
     return Sampled(
-        tokens=tokens, logprobs=logprobs, finish=found.finish_reason if whole else "aborted"
+        tokens=tokens,
+        logprobs=logprobs,
+        finish=found.finish_reason if whole else "aborted",
+        choices=found.routed_experts,
     )
 
 

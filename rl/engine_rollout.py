@@ -1,7 +1,7 @@
 """Rollouts by a serving engine: a `RolloutFn` over whatever takes an adapter and answers prompts.
 
 Which engine that is, is said above this package (`rl.__main__`). Its log-probabilities are those of
-the model's own distribution and it keeps no record of experts: temperature 1, and no replay.
+the model's own distribution: temperature 1.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from jaxtyping import UInt8
 
 from minimax_jax.lora import Adapter
 from rl.policy import Policy
@@ -17,11 +18,14 @@ from rl.rollouts import Finish, Rollout, RolloutRequest
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """What an engine answered to one prompt; the stop id is among the tokens."""
+    """What an engine answered to one prompt; the stop id is among the tokens. `choices` are the
+    experts of all tokens but the last, the prompt's first, if the engine records them.
+    """
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
     finish: Finish
+    choices: UInt8[np.ndarray, "m L X"] | None = None
 
 
 @runtime_checkable
@@ -47,11 +51,9 @@ class EngineRollout:
         self._published: Adapter = None
 
     def __call__(self, policy: Policy, request: RolloutRequest) -> list[Rollout]:
-        """Raises ValueError for what an engine cannot give: a record of experts, and
-        log-probabilities at another temperature.
+        """Raises ValueError for log-probabilities at another temperature, which an engine cannot
+        give.
         """
-        if request.record:
-            raise ValueError("an engine keeps no record of experts: set replay=false")
         if request.temperature != 1:
             raise ValueError(
                 f"temperature={request.temperature:g}: an engine's log-probabilities are those "
@@ -71,6 +73,7 @@ class EngineRollout:
                 logprobs=np.array(one.logprobs, np.float32),
                 finish=one.finish,
                 version=policy.version,
+                choices=one.choices if request.record else None,
             )
             for prompt, one in zip(prompts, found, strict=True)
         ]

@@ -5,10 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import serving
 from configs.rl import GRPOConfig
+from configs.serving import ServingConfig
+from rl.__main__ import POLICY, ServedPolicy
 from rl.engine_rollout import EngineRollout, Sampled
 from rl.rollouts import check_rollouts
+from serving.assembly import engine_info
+from serving.device import ModelDevice
+from serving.engine import BatchingEngine
 from tests.rl.grpo_toy import toy_loaded, toy_policy, toy_request
+from tests.rl.test_rollout import compared
 
 
 class Echo:
@@ -43,19 +50,39 @@ def test_answers_lie_by_prompt_and_seed_and_each_policy_is_published_once():
     assert len(engine.published) == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"record": True}, "no record of experts: set replay=false"),
-        ({"temperature": 0.5}, "temperature=0.5: an engine's log-probabilities are those"),
-    ],
-)
-def test_what_an_engine_cannot_give_is_said(changes, sentence):
-    """F165: by the config already, before anything runs."""
-    request = toy_request(**{"record": False} | changes)
-    with pytest.raises(ValueError, match=sentence):
-        EngineRollout(Echo())(toy_policy(toy_loaded())[1], request)
-    assert GRPOConfig(rollout="engine", replay=False).rollout == "engine"
-    for one in ({"replay": True}, {"replay": False, "temperature": 0.5}):
-        with pytest.raises(ValueError, match="rollout=engine needs temperature=1, .*replay=false"):
-            GRPOConfig(rollout="engine", **one)
+def test_what_an_engine_cannot_give_is_said():
+    """F165: by the config already, before anything runs; and an engine that records nothing is no
+    engine for a replay.
+    """
+    _, policy = toy_policy(toy_loaded())
+    with pytest.raises(ValueError, match=r"temperature=0\.5: an engine's log-probabilities are"):
+        EngineRollout(Echo())(policy, toy_request(temperature=0.5))
+    for one in ({"replay_cache": True}, {"temperature": 0.5}):
+        with pytest.raises(ValueError, match="rollout=engine needs temperature=1, .*_cache=false"):
+            GRPOConfig(rollout="engine", **{"replay_cache": False} | one)
+    found = EngineRollout(Echo())(policy, toy_request())
+    with pytest.raises(ValueError, match="answer 0 of the rollout has no record of experts"):
+        check_rollouts(found, toy_request(), policy.version, toy_loaded().config)
+
+
+@pytest.mark.slow
+def test_the_trainer_replays_the_engines_records():
+    """15 s. One sequence at a time, so that no near tie of a router depends on who runs beside."""
+    loaded = toy_loaded()
+    parameters, policy = toy_policy(loaded)
+    limits = {"block_size": 16, "max_model_len": 128, "max_num_seqs": 1}
+    limits |= {"max_num_batched_tokens": 32, "num_scheduler_steps": 1}
+    config = ServingConfig(**limits, enable_return_routed_experts=True)
+    device = ModelDevice(loaded, config, 24, adapters={POLICY: policy.adapter})
+    engine = BatchingEngine(engine_info(loaded, config), config, device, adapters=[POLICY])
+    request = toy_request()
+    with ServedPolicy(serving.LLM.over(engine)) as served:
+        rollouts = EngineRollout(served)(policy, request)
+        assert engine.statistics.prefix_hits > 0
+    check_rollouts(rollouts, request, policy.version, loaded.config)
+    found = compared(parameters, rollouts)
+    assert found["routing/overlap_mean"] == 1 and found["routing/flip_frac"] == 0
+    assert found["rollout_corr/logprob_abs_diff_max"] <= 1e-4
+    poisoned = [*rollouts[:-1], replace(rollouts[-1], choices=rollouts[-1].choices ^ 1)]
+    assert compared(parameters, poisoned)["routing/overlap_mean"] < 1
+    device.close()
