@@ -75,6 +75,7 @@ def _edge(keys, weights, wanted: Float[Array, "B"], cut: Bool[Array, "B"], bits:
         cuda=partial(_searched, passes=passes, unroll=passes),
         default=partial(_searched, passes=passes, unroll=1),
     )
+    found = jnp.minimum(found, jnp.max(keys, axis=-1))  # where nothing at all is wanted
     return jnp.where(cut, found, jnp.uint32(0))
 
 

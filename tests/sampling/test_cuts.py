@@ -36,7 +36,7 @@ def test_top_k_is_that_of_sorting(k):
     np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("p", [1e-9, 0.1, 0.5, 0.9, 0.99, 0.9999, 1.0])
+@pytest.mark.parametrize("p", [0.0, 1e-9, 0.1, 0.5, 0.9, 0.99, 0.9999, 1.0])
 def test_top_p_is_that_of_sorting(p):
     """Up to tokens at the edge, where float32 sums round: else it is float64's size."""
     x = rows()
