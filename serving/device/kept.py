@@ -6,6 +6,7 @@ this, and process 0 tells the others of every call before it makes its own (`dev
 """
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import jax
@@ -33,8 +34,9 @@ class Kept:
 
     @property
     def num_bytes(self) -> int:
-        """What is kept beside the weights and the pool."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves((self._state.slots, self._masks)))
+        """What each device keeps beside the weights and the pool."""
+        leaves = jax.tree.leaves((self._state.slots, self._masks))
+        return sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
     def arguments(self, call: Call) -> Arguments:
         """What the call's program is called with at the moment."""

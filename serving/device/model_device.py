@@ -128,7 +128,7 @@ class ModelDevice:
 
     @property
     def slot_bytes(self) -> int:
-        """What is kept beside the weights and the pool."""
+        """What each device keeps beside the weights and the pool."""
         return self._kept.num_bytes
 
     @property
@@ -164,9 +164,13 @@ class ModelDevice:
         calls += chain.from_iterable(map(self._calls.empty, self.shapes.all()))
         return {call.name: call for call in calls}
 
-    def largest_temporaries(self) -> int:
-        """Bytes that the largest steps of each kind take while they run; compiles them."""
-        largest = {shape.kind: shape for shape in sorted(self.shapes.all())}
+    def largest_temporaries(self, num_blocks: int) -> int:
+        """Bytes that the largest steps of each kind take while they run, of a pool of so many
+        blocks, which may be more than there are here: a small pool has no large steps. Compiles
+        them.
+        """
+        shapes = Shapes(self.config, num_blocks)
+        largest = {shape.kind: shape for shape in sorted(shapes.all())}
         sizes = []
         for shape in largest.values():
             call = self._calls.empty(shape)[-1]  # the form with more to do

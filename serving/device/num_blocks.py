@@ -54,11 +54,13 @@ def _fitting(
     """What is left of each device's memory beside the weights, the slots, and the temporaries of
     the largest programs, which are compiled around a pool of one sequence to know them.
     """
+    jax.block_until_ready(loaded.model)  # what is still on its way is not in use yet
     free = min(_free_bytes(device, config) for device in _devices(loaded))
     block_bytes = loaded.layout.block_bytes
-    check_longest(config, max(0, free // block_bytes), "beside the weights there is room for")
+    most = max(0, free // block_bytes)
+    check_longest(config, most, "beside the weights there is room for")
     trial = ModelDevice(loaded, config, config.max_blocks, adapters=adapters)
-    return max(0, (free - trial.slot_bytes - trial.largest_temporaries()) // block_bytes)
+    return max(0, (free - trial.slot_bytes - trial.largest_temporaries(most)) // block_bytes)
 
 
 def _free_bytes(device: Device, config: ServingConfig) -> int:

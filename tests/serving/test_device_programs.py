@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from dataclasses import replace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,10 @@ import pytest
 
 from minimax_jax.sampling.logprobs import CHUNK
 from serving.device import ModelDevice, num_blocks_for
+from serving.device import num_blocks as sizes
 from serving.device.arrays import tiles_of
 from serving.device.compilations import CompilationCounter
+from serving.device.programs import Programs
 from serving.scheduling.shapes import Shape
 from tests.model.models import random_loaded, small
 from tests.serving.devices import Driver, config_of
@@ -141,7 +144,35 @@ def test_f193_a_block_size_that_is_not_the_models_is_refused():
         num_blocks_for(LOADED, config_of(block_size=128))
 
 
-def test_the_largest_temporaries_are_known_before_the_pool_is_made(ready):
-    device, _ = ready
-    assert 0 < device.largest_temporaries() < BIG_POOL * LOADED.layout.block_bytes
-    assert device.slot_bytes > 4 * LOADED.config.vocab_size * 5
+class Gpu:
+    """The memory of one, which is not there."""
+
+    platform = "gpu"
+
+    def memory_stats(self):
+        return {"bytes_limit": 100_000_000, "bytes_in_use": 20_000_000}
+
+
+def test_a_gpu_has_blocks_for_what_weights_slots_and_the_largest_steps_leave(monkeypatch):
+    """The steps are those of the pool that will be, not of the small one that they are tried on."""
+    monkeypatch.setattr(sizes, "_devices", lambda loaded: [Gpu()])
+    tried, prepare, programs = mock.Mock(side_effect=ModelDevice), Programs.prepare, {}
+    monkeypatch.setattr(sizes, "ModelDevice", tried)
+
+    def noted(self, call, arguments):
+        programs[call.name] = prepare(self, call, arguments)
+        return programs[call.name]
+
+    monkeypatch.setattr(Programs, "prepare", noted)
+    config = config_of(max_model_len=64, max_num_seqs=16, gpu_memory_utilization=0.8)
+    num_blocks = num_blocks_for(LOADED, config)
+    assert tried.call_args.args[2] == 4
+    starts = [name.split(",")[0] for name in programs]
+    assert starts == ["decode of 16 rows", "prefill of 128 tokens"]
+    needs = [program.memory_analysis() for program in programs.values()]
+    step = max(one.temp_size_in_bytes + one.output_size_in_bytes for one in needs)
+    step -= 4 * LOADED.layout.block_bytes  # the pool is written in place
+    slots = ModelDevice(LOADED, config, 4).slot_bytes
+    assert slots > 16 * LOADED.config.vocab_size * 5 and step > 0
+    most = (60_000_000 - slots) // LOADED.layout.block_bytes
+    assert most - step // LOADED.layout.block_bytes - 1 <= num_blocks < most
