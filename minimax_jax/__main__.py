@@ -21,6 +21,7 @@ from minimax_jax.chat.thinking import EFFORTS, MODES, NO_EFFORT
 from minimax_jax.compiled import keep_compiled_programs
 from minimax_jax.completion import Delta
 from minimax_jax.convert import convert
+from minimax_jax.device_memory import use_all_memory
 from minimax_jax.generate import Options, PromptLike, generate
 from minimax_jax.inspect import inspect_checkpoint, print_inspection
 from minimax_jax.loaded import LoadedModel, find, load
@@ -35,6 +36,7 @@ from sharding.rules import SERVE, Rules
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command; a user's mistake is one sentence on standard error and exit code 2."""
     options = _parser().parse_args(arguments)
+    use_all_memory(os.environ)
     keep_compiled_programs()
     try:
         options.run(options)

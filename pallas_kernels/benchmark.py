@@ -13,8 +13,9 @@ from pallas_kernels.timing import Chain
 
 CALLS = 24  # of a chain; a third of them is its other length
 _L2_BYTES = 60 * 2**20  # of an H200
-_CHUNK = 512  # blocks of a pool that are made at once
+_MOST_AT_ONCE = 64 * 2**20  # bytes of a pool that are made in one go
 _SCALE_BITS = 0x77  # keeps a random byte clear of E4M3's sign and NaN
+_E4M3_BITS = 0xBF  # of NaN and of what is 2 or more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +39,17 @@ def rotation(bytes_a_call: int) -> int:
 
 
 def random_pool(layout: PoolLayout, num_blocks: int, seed: int = 0) -> UInt8[Array, "P lines 128"]:
-    """A pool of random codes and random positive scales."""
+    """A pool of random codes and random positive scales; FP8 draft keys and values are under 2."""
     mask = jnp.asarray(_byte_masks(layout))[:, None]
+    most = max(1, min(num_blocks, _MOST_AT_ONCE // layout.block_bytes))
+    size = next(size for size in range(most, 0, -1) if num_blocks % size == 0)
 
     def some(key):
-        return jax.random.bits(key, (_CHUNK, layout.lines, LINE), jnp.uint8) & mask
+        return jax.random.bits(key, (size, layout.lines, LINE), jnp.uint8) & mask
 
-    keys = jax.random.split(jax.random.key(seed, impl="unsafe_rbg"), -(-num_blocks // _CHUNK))
+    keys = jax.random.split(jax.random.key(seed, impl="unsafe_rbg"), num_blocks // size)
     chunks = jax.jit(lambda keys: jax.lax.map(some, keys))(keys)
-    return chunks.reshape(-1, layout.lines, LINE)[:num_blocks]
+    return chunks.reshape(num_blocks, layout.lines, LINE)
 
 
 def random_tables(batch: int, blocks: int, seed: int = 0) -> Int[Array, "B P"]:
@@ -63,6 +66,8 @@ def _byte_masks(layout: PoolLayout) -> np.ndarray:
         for component in [layout.kv, layout.kv, *([layout.index] if sparse else [])]:
             _mask_scales(masks, component, line)
             line += component.lines
+    if layout.formats.draft == "fp8":
+        masks[layout.draft_line(0) :] = _E4M3_BITS
     return masks
 
 

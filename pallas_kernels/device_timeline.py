@@ -73,11 +73,12 @@ def profiled(run: Callable[[], object], runs: int) -> Timeline:
 
 
 def _device_kernels(file: Path) -> list[Kernel]:
+    """Those of the first device: where there are several, all of them run the same program."""
     data = jax.profiler.ProfileData.from_file(str(file))
     return [
         Kernel(name=event.name, start_us=event.start_ns / 1e3, us=event.duration_ns / 1e3)
         for plane in data.planes
-        if plane.name.startswith("/device:GPU")
+        if plane.name.startswith("/device:GPU:0")
         for line in plane.lines
         if line.name.startswith("Stream")
         for event in line.events

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +14,23 @@ from configs.model import ModelConfig
 from configs.parallel import ParallelConfig
 from configs.presets import PRESETS
 from minimax_jax.bench.layer import CALLS, measure_layer, of_layers
+from minimax_jax.bench.mesh import measure_choice, measure_sum
+from minimax_jax.bench.prepared import (
+    drafted_config,
+    layout_of,
+    made_drafter,
+    made_model,
+    memory_text,
+)
+from minimax_jax.bench.speculation import Speculate, measure_speculation
 from minimax_jax.bench.steps import Decode, Measured, measure_decode, measure_prefill
-from minimax_jax.cache import formats_of, local_heads, pool_layout
+from minimax_jax.drafter import Drafter
 from minimax_jax.model import Model
 from minimax_jax.quantize import FORMATS
-from minimax_jax.random_model import random_model
 from pallas_kernels import timing
 from pallas_kernels.layouts.pool import PoolLayout
 from sharding.mesh import make_mesh
-from sharding.rules import SERVE, with_parallel
+from sharding.rules import SERVE, Rules, with_parallel
 
 _KERNELS = 25  # names of a timeline that are printed
 _GAPS = 3
@@ -41,10 +50,20 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--context", type=int, default=8192, help="tokens of each")
     what.add_argument("--steps", type=int, default=1, help="tokens of each a dispatch")
     what.add_argument(
+        "--speculative",
+        type=float,
+        metavar="TOKENS",
+        help="verify and draft in place of plain decoding; so many tokens are assumed kept a step",
+    )
+    what.add_argument(
         "--layer", type=_batch_and_context, nargs="*", default=[], help="one layer, as in 32x32768"
     )
     what.add_argument("--prefill", type=int, nargs="*", default=[16384], help="tokens of a prompt")
     what.add_argument("--chunk", type=int, default=8192, help="tokens of a prefill step")
+    what.add_argument("--sum", type=int, nargs="*", default=[], help="tokens summed over ranks")
+    what.add_argument(
+        "--choice", type=_batch_and_context, nargs="*", default=[], help="one choice of blocks"
+    )
     parser.add_argument("--timeline", action="store_true", help="print the time of every kernel")
     parser.add_argument("--json", type=Path, help="where to write all figures")
 
@@ -60,16 +79,15 @@ def _bench(options: argparse.Namespace) -> None:
     if options.layer and mesh.size > 1:
         raise ValueError(f"--layer is measured on one device, and {parallel} has {mesh.size}")
     print(_head(options, config, limits), flush=True)
-    rows = []
+    report: dict[str, Any] = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+    report |= {"layers": len(config.sparse_layers), "parallel": str(parallel)}
+    report |= {"limits": limits, "rows": []}
     with jax.set_mesh(mesh):
         for measured in _measured(options, config, parallel):
-            rows.append(_row(measured, limits))
-            print(_text(measured, rows[-1], options), flush=True)
-    if options.json is not None:
-        report = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
-        report |= {"layers": len(config.sparse_layers), "parallel": str(parallel)}
-        report |= {"limits": limits, "rows": rows}
-        options.json.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+            report["rows"].append(_row(measured, limits))
+            print(_text(measured, report["rows"][-1], options), flush=True)
+            if options.json is not None:  # each time, as a long run may be ended by force
+                options.json.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
 
 
 def device_limits() -> dict[str, float] | None:
@@ -99,42 +117,50 @@ def _batch_and_context(text: str) -> tuple[int, int]:
 def _measured(
     options: argparse.Namespace, config: ModelConfig, parallel: ParallelConfig
 ) -> Iterator[Measured]:
+    rules = with_parallel(SERVE, parallel)
+    for tokens in options.sum:
+        yield measure_sum(config, options.dtype, tokens)
+    for batch, context in options.choice:
+        layout = layout_of(of_layers(config, CALLS), options.dtype)
+        yield measure_choice(config, rules, layout, batch, context)
     if options.layer:
-        model, _ = _prepared(options, of_layers(config, 1), parallel)
-        layout = _layout(options, of_layers(config, CALLS))
+        model = made_model(of_layers(config, 1), options, rules)
+        layout = layout_of(of_layers(config, CALLS), options.dtype)
         for batch, context in options.layer:
             yield measure_layer(model, layout, batch, context)
         del model
     if options.batch or options.prefill:
-        yield from _measured_steps(options, *_prepared(options, config, parallel))
+        yield from _measured_steps(options, config, rules)
 
 
 def _measured_steps(
-    options: argparse.Namespace, model: Model, layout: PoolLayout
+    options: argparse.Namespace, config: ModelConfig, rules: Rules
 ) -> Iterator[Measured]:
+    drafted = None if options.speculative is None else drafted_config(options.preset, config)
+    drafter = None if drafted is None else made_drafter(drafted, options)
+    layout = layout_of(drafted or config, options.dtype)
+    started = time.perf_counter()
+    model = made_model(config, options, rules)
+    print(memory_text(layout, time.perf_counter() - started), flush=True)
     for batch in options.batch:
-        case = Decode(batch=batch, context=options.context, steps=options.steps)
-        yield measure_decode(model, layout, case)
+        yield _measured_batch(options, model, drafter, layout, batch)
     for tokens in options.prefill:
         yield measure_prefill(model, layout, tokens, options.chunk)
 
 
-def _prepared(
-    options: argparse.Namespace, config: ModelConfig, parallel: ParallelConfig
-) -> tuple[Model, PoolLayout]:
-    """A random model on the devices, and the layout of its pages."""
-    rules, mesh = with_parallel(SERVE, parallel), jax.sharding.get_mesh()
-    how = {"seed": options.seed, "mesh": mesh, "rules": rules}
-    model = random_model(config, options.dtype, options.weights, **how)
-    return jax.block_until_ready(model), _layout(options, config)
-
-
-def _layout(options: argparse.Namespace, config: ModelConfig) -> PoolLayout:
-    """Of the pages of a rank of the current mesh."""
-    plain = {"float32": "f32", "bfloat16": "bf16"}[options.dtype]
-    return pool_layout(
-        config, formats_of(config, plain), local_heads(config, jax.sharding.get_mesh())
-    )
+def _measured_batch(
+    options: argparse.Namespace,
+    model: Model,
+    drafter: Drafter | None,
+    layout: PoolLayout,
+    batch: int,
+) -> Measured:
+    """With a drafter speculative steps, else plain decoding."""
+    place = {"batch": batch, "context": options.context}
+    if drafter is None:
+        return measure_decode(model, layout, Decode(**place, steps=options.steps))
+    case = Speculate(**place, committed=options.speculative)
+    return measure_speculation(model, drafter, layout, case)
 
 
 def _row(measured: Measured, limits: dict[str, float] | None) -> dict[str, Any]:

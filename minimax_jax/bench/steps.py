@@ -1,19 +1,20 @@
 """Times of a model's own steps: decode at some batch and context, prefill of one prompt.
 
 The steps are those of `generate` and of the server, compiled once; each is dispatched several times
-without waiting, so that the device never waits for the host unless it is the slower one.
+without waiting, so that the device never waits for the host unless it is the slower one. What a
+step hands to the next one stays where it lies on the mesh.
 """
 
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 from minimax_jax.batch import Batch
 from minimax_jax.bench.work import decode_bytes, prefill_flops
@@ -23,7 +24,7 @@ from minimax_jax.sampling import SamplingParams, SamplingState
 from minimax_jax.steps import DecodeOptions, DecodeState, decode, prefill
 from pallas_kernels.benchmark import random_pool, random_tables
 from pallas_kernels.device_timeline import Timeline, profiled
-from pallas_kernels.layouts.pool import PoolLayout
+from pallas_kernels.layouts.pool import LINE, PoolLayout
 from sharding.apply import named_sharding
 from sharding.axes import DATA
 from sharding.rules import SERVE
@@ -48,7 +49,7 @@ class Measured:
 
     name: str
     seconds: float  # a step
-    tokens: int  # of a step
+    tokens: float  # of a step
     bytes: int  # that a step cannot avoid reading; 0 where FLOP are the limit
     flops: int
     timeline: Timeline
@@ -67,35 +68,34 @@ def fallbacks_of(caught: list[warnings.WarningMessage]) -> tuple[str, ...]:
 
 def measure_decode(model: Model, layout: PoolLayout, case: Decode) -> Measured:
     """Decode steps, greedy, on pages of random bytes."""
-    dp = jax.sharding.get_mesh().shape.get(DATA, 1)
-    total = case.context + case.steps * case.dispatches * (REPEATS + 3 + _PROFILED)
-    width = -(-total // layout.block_size)
-    copies = dp if case.batch % dp == 0 else 1  # block ids are counted within a data rank
-    table = jnp.tile(random_tables(case.batch // copies, width), (copies, 1))
-    cache = _random_cache(layout, case.batch // copies * width)
+    batch, total = case.batch, case.context + case.steps * num_calls(case.dispatches)
+    table, blocks = tables(batch, -(-total // layout.block_size))
     rng = np.random.default_rng(0)
-    config, batch = model.config, case.batch
     state = DecodeState(
-        logits=jnp.asarray(rng.standard_normal((batch, config.vocab_size)), jnp.float32),
+        logits=jnp.asarray(rng.standard_normal((batch, model.config.vocab_size)), jnp.float32),
         positions=jnp.full(batch, case.context, jnp.int32),
         limits=jnp.full(batch, total, jnp.int32),
         running=jnp.ones(batch, bool),
     )
     sampling = SamplingState.of([SamplingParams(temperature=0.0)] * batch)
-    distinct = _distinct_experts(model, cache, table, case)
     options = DecodeOptions(steps=case.steps)
 
-    def step(held: tuple[Cache, DecodeState]) -> tuple[Cache, DecodeState]:
-        cache, state = held
-        cache, state, _ = decode(model, None, cache, table, state, sampling, options)
-        return cache, state
+    def step(held, model, table, sampling):
+        *held, generated = decode(model, None, held[0], table, held[1], sampling, options)
+        return tuple(held), generated
 
-    seconds, timeline, fallbacks = _timed(step, (cache, state), case.dispatches)
+    held = random_cache(layout, blocks), on_mesh(state, "batch", "vocab")
+    program, arguments = steady(step, held), (model, table, sampling)
+    seconds, timeline, fallbacks = timed(
+        lambda held: program(held, *arguments), held, case.dispatches
+    )
+    del held
+    distinct = distinct_experts(model, layout, batch, 1)
     return Measured(
         name=f"decode {batch} x {case.context}",
         seconds=seconds / case.steps,
         tokens=batch,
-        bytes=decode_bytes(model, layout, -(-batch // dp), case.context, distinct),
+        bytes=decode_bytes(model, layout, on_a_rank(batch), case.context, distinct),
         flops=0,
         timeline=timeline,
         fallbacks=fallbacks,
@@ -104,11 +104,8 @@ def measure_decode(model: Model, layout: PoolLayout, case: Decode) -> Measured:
 
 def measure_prefill(model: Model, layout: PoolLayout, tokens: int, chunk: int) -> Measured:
     """One prompt of random tokens, `chunk` of them a step, all steps together."""
-    width = -(-tokens // layout.block_size)
-    mesh = jax.sharding.get_mesh()
-    cache = Cache.empty(layout, width, None if mesh.empty else mesh)
-    rng = np.random.default_rng(1)
-    ids = rng.integers(0, model.config.num_tokens, tokens).astype(np.int32)
+    width, mesh = -(-tokens // layout.block_size), jax.sharding.get_mesh()
+    ids = np.random.default_rng(1).integers(0, model.config.num_tokens, tokens).astype(np.int32)
     table = jnp.arange(width, dtype=jnp.int32)[None]
     batches = []
     for start in range(0, tokens, chunk):
@@ -119,49 +116,99 @@ def measure_prefill(model: Model, layout: PoolLayout, tokens: int, chunk: int) -
             (Batch(tokens=jnp.asarray(ids[None, at]), positions=places, block_table=table), last)
         )
 
-    def run(held: tuple[Cache, Any]) -> tuple[Cache, Any]:
-        cache, logits = held
-        for batch, last in batches:
-            cache, logits = prefill(model, None, cache, batch, last, logits)
-        return cache, logits
+    def step(held, model, batch, last):
+        return prefill(model, None, held[0], batch, last, held[1]), None
 
-    start = cache, jnp.zeros((1, model.config.vocab_size), jnp.float32)
-    seconds, timeline, fallbacks = _timed(run, start, 1)
+    logits = jnp.zeros((1, model.config.vocab_size), jnp.float32)
+    held = Cache.empty(layout, width, mesh), on_mesh(logits, "batch", "vocab")
+    program = steady(step, held)
+
+    def run(held: Any) -> Any:
+        for batch, last in batches:
+            held = program(held, model, batch, last)
+        return held
+
+    seconds, timeline, fallbacks = timed(run, held, 1)
     return Measured(
         name=f"prefill {tokens}",
         seconds=seconds,
         tokens=tokens,
         bytes=0,
-        flops=prefill_flops(model.config, tokens) // max(1, mesh.size),
+        flops=prefill_flops(model.config, tokens) // mesh.size,
         timeline=timeline,
         fallbacks=fallbacks,
     )
 
 
-def _random_cache(layout: PoolLayout, num_blocks: int) -> Cache:
+def num_calls(dispatches: int) -> int:
+    """How often `timed` calls its step."""
+    return 1 + REPEATS * dispatches + _PROFILED
+
+
+def tables(batch: int, width: int) -> tuple[Int[Array, "B P"], int]:
+    """Scattered blocks of B sequences, and how many blocks a rank has: ids are counted within a
+    data rank.
+    """
+    own = on_a_rank(batch)
+    table = random_tables(own, width)
+    return jnp.tile(table, (batch // own, 1)), own * width
+
+
+def on_a_rank(batch: int) -> int:
+    """Of so many sequences, those of one data rank."""
+    data_ranks = jax.sharding.get_mesh().shape[DATA]
+    return batch if batch % data_ranks else batch // data_ranks
+
+
+def random_cache(layout: PoolLayout, num_blocks: int) -> Cache:
     """Pages of random bytes, the same on every device of the current mesh."""
-    pool, mesh = random_pool(layout, num_blocks)[None], jax.sharding.get_mesh()
-    if not mesh.empty:
-        shape = (mesh.size, *pool.shape[1:])
-        sharding = named_sharding(mesh, POOL_AXES, SERVE, shape)
-        pool = jax.jit(partial(jnp.broadcast_to, shape=shape), out_shardings=sharding)(pool)
-    return Cache(pool=pool, layout=layout)
+    mesh = jax.sharding.get_mesh()
+    shape = (mesh.size, num_blocks, layout.lines, LINE)
+    sharding = named_sharding(mesh, POOL_AXES, SERVE, shape)
+
+    def make() -> Array:
+        return jnp.broadcast_to(random_pool(layout, num_blocks), shape)
+
+    return Cache(pool=jax.jit(make, out_shardings=sharding)(), layout=layout)
 
 
-def _distinct_experts(model: Model, cache: Cache, table: Any, case: Decode) -> int:
-    """How many experts the first step's tokens meet, summed over layers."""
-    moe = model.config.moe
-    if case.batch == 1:
-        return sum(model.config.moe_layers) * moe.experts_per_token
-    tokens = jnp.asarray(np.random.default_rng(2).integers(0, 1000, (case.batch, 1)), jnp.int32)
-    places = jnp.full((case.batch, 1), case.context - 1, jnp.int32)
-    batch = Batch(tokens=tokens, positions=places, block_table=table)
-    walk = jax.jit(lambda model, batch, cache: model.walk(batch, cache.layout, cache).choices)
-    choices = np.asarray(walk(model, batch, cache))
-    return sum(len(np.unique(layer)) for layer in choices)
+def on_mesh(tree: Any, *axes: str | None) -> Any:
+    """Arrays with these logical axes, or the first of them, on the current mesh."""
+    mesh = jax.sharding.get_mesh()
+
+    def placed(x: Array) -> Array:
+        return jax.device_put(x, named_sharding(mesh, axes[: x.ndim], SERVE, x.shape))
+
+    return jax.tree.map(placed, tree)
 
 
-def _timed(
+def steady(step: Callable[..., Any], held: Any) -> Callable[..., Any]:
+    """`step(held, *arguments)`, which gives the next `held` and what it made, as a program that
+    gives `held` alone and leaves it where it lay: left to the compiler it may lie elsewhere, and
+    the second call would be another program.
+    """
+    lies = jax.tree.map(lambda x: x.sharding, held)
+    program = jax.jit(step, donate_argnums=0, out_shardings=(lies, None))
+    return lambda held, *arguments: program(held, *arguments)[0]
+
+
+def distinct_experts(model: Model, layout: PoolLayout, batch: int, places: int) -> int:
+    """How many experts so many tokens of each sequence meet at once, summed over layers: random
+    tokens, each sequence in a block of random keys. Layer by layer, so that no second program of
+    the whole model is compiled.
+    """
+    config, size = model.config, layout.block_size
+    if batch * places == 1:
+        return sum(config.moe_layers) * config.moe.experts_per_token
+    table, blocks = tables(batch, 1)
+    ids = np.random.default_rng(2).integers(0, config.num_tokens, (batch, places))
+    positions = jnp.broadcast_to(jnp.arange(size - places, size, dtype=jnp.int32), ids.shape)
+    tokens = Batch(tokens=jnp.asarray(ids, jnp.int32), positions=positions, block_table=table)
+    choices = model.walk(on_mesh(tokens, "batch", None), layout, random_cache(layout, blocks))
+    return sum(len(np.unique(layer)) for layer in np.asarray(choices.choices))
+
+
+def timed(
     step: Callable[[Any], Any], held: Any, dispatches: int
 ) -> tuple[float, Timeline, tuple[str, ...]]:
     """Median seconds of a call of `step`, the timeline of a few, and what was warned of."""
