@@ -67,7 +67,7 @@ def measure_speculation(
 
     last: list[SpeculationState] = []
     held = random_cache(layout, blocks), _state(model, drafter, case, total)
-    program, arguments = steady(step, held), (model, drafter, table, widths, sampling)
+    program, arguments = steady(step, held), (model, drafter, *on_mesh((table, widths, sampling)))
 
     def run(held: Any) -> Any:
         held = program(held, *arguments)

@@ -85,7 +85,7 @@ def measure_decode(model: Model, layout: PoolLayout, case: Decode) -> Measured:
         return tuple(held), generated
 
     held = random_cache(layout, blocks), on_mesh(state, "batch", "vocab")
-    program, arguments = steady(step, held), (model, table, sampling)
+    program, arguments = steady(step, held), (model, *on_mesh((table, sampling)))
     seconds, timeline, fallbacks = timed(
         lambda held: program(held, *arguments), held, case.dispatches
     )
@@ -112,9 +112,8 @@ def measure_prefill(model: Model, layout: PoolLayout, tokens: int, chunk: int) -
         at = np.arange(start, min(start + chunk, tokens), dtype=np.int32)
         last = jnp.asarray([len(at) - 1 if start + chunk >= tokens else -1], jnp.int32)
         places = jnp.asarray(at[None])
-        batches.append(
-            (Batch(tokens=jnp.asarray(ids[None, at]), positions=places, block_table=table), last)
-        )
+        batch = Batch(tokens=jnp.asarray(ids[None, at]), positions=places, block_table=table)
+        batches.append(on_mesh((batch, last)))
 
     def step(held, model, batch, last):
         return prefill(model, None, held[0], batch, last, held[1]), None
@@ -173,11 +172,14 @@ def random_cache(layout: PoolLayout, num_blocks: int) -> Cache:
 
 
 def on_mesh(tree: Any, *axes: str | None) -> Any:
-    """Arrays with these logical axes, or the first of them, on the current mesh."""
+    """Arrays with these logical axes, or the first of them, on the current mesh. What is not there
+    is sent to its devices at every call.
+    """
     mesh = jax.sharding.get_mesh()
 
     def placed(x: Array) -> Array:
-        return jax.device_put(x, named_sharding(mesh, axes[: x.ndim], SERVE, x.shape))
+        own = (*axes, *[None] * x.ndim)[: x.ndim]
+        return jax.device_put(x, named_sharding(mesh, own, SERVE, x.shape))
 
     return jax.tree.map(placed, tree)
 

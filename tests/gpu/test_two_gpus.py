@@ -61,7 +61,7 @@ def _logits(text: str) -> np.ndarray:
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="one device")
-@pytest.mark.parametrize("text", ["tp2", "tp2,ep", "dep2", "tp2,sp"])
+@pytest.mark.parametrize("text", ["tp2,ep", "dep2", "tp2,dcp2", "tp2,sp,overlap", "tp2", "tp2,sp"])
 def test_two_gpus_give_the_logits_of_one(text):
     found, expected = _logits(text), _logits("tp1")
     error = relative_error(found, expected)
