@@ -48,6 +48,9 @@ class GRPOConfig:
     rollout: Literal["local", "engine"] = described(
         "local", "answers in lock-step, or by a serving engine (temperature=1)"
     )
+    rollout_speculative: bool = described(
+        False, "the local rollout speculates with the model's drafter, which stays as it is"
+    )
     wave: int = described(256, "answers in lock-step at most, or of the engine at a time")
     rollout_cache: str | None = described(
         None, "a cache format of the rollout alone, to study a mismatch; None: the trainer's"
@@ -135,6 +138,8 @@ class GRPOConfig:
             "rollout=engine needs temperature=1, eval_temperature=1, replay_cache=false and "
             "trained=lora",
         )
+        local = self.rollout == "local" or not self.rollout_speculative
+        check(local, f"rollout_speculative=true is of rollout=local, not of {self.rollout}")
         check(
             self.rollout_cache is None or not self.replay_cache,
             f"rollout_cache={self.rollout_cache} is not what replay_cache=true could replay",

@@ -1,10 +1,11 @@
 """From sums over packs to the metrics of a step, under verl's names where verl has one."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from minimax_jax.speculative.stats import SpeculationStats
 from rl.advantages import has_spread
 from rl.batches import Batch
 from rl.grpo_step import MAXIMA
@@ -72,4 +73,16 @@ def batch_metrics(batch: Batch, advantages: np.ndarray) -> dict[str, float]:
         "critic/answers": float(len(rollouts)),
         "critic/asked_groups": float(batch.asked),
         "perf/total_num_tokens": float(lengths.sum() + prompts.sum()),
+        **_drafts([rollout.speculation for rollout in rollouts if rollout.speculation]),
+    }
+
+
+def _drafts(parts: Sequence[SpeculationStats]) -> dict[str, float]:
+    """How speculation went, if the rollout speculated."""
+    if not parts:
+        return {}
+    stats = SpeculationStats.total(parts)
+    return {
+        "speculation/acceptance_length": stats.acceptance_length,
+        "speculation/accepted_frac": stats.accepted / max(1, stats.drafted),
     }

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from configs.rl import GRPOConfig
-from minimax_jax.cache import CacheFormats
 from minimax_jax.loaded import LoadedModel, load
 from rl.batches import Asker
 from rl.grading import Grader
@@ -109,7 +108,9 @@ def start_run(
     if reward is None and config.reward == "math":
         check_math_verify()
     if loaded is None:
-        loaded = load(config.model, dtype=DTYPES[config.dtype])
+        loaded = load(
+            config.model, dtype=DTYPES[config.dtype], speculative=config.rollout_speculative
+        )
     return GRPORun(
         config=config,
         loaded=loaded,
@@ -123,7 +124,5 @@ def _rollout_model(loaded: LoadedModel, config: GRPOConfig) -> LoadedModel:
     """The model as the rollout sees it: with another cache, if a mismatch is to be studied."""
     if config.rollout_cache is None:
         return loaded
-    formats = CacheFormats(
-        kv=config.rollout_cache, index=config.rollout_cache, compute=loaded.formats.compute
-    )
+    formats = replace(loaded.formats, kv=config.rollout_cache, index=config.rollout_cache)
     return replace(loaded, formats=formats)

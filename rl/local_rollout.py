@@ -4,35 +4,34 @@ decode steps, the prompt run once for all samples of its group.
 Log-probabilities are taken at the sampling temperature in the program that draws the tokens.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from minimax_jax.batch import Batch
 from minimax_jax.cache import Cache
 from minimax_jax.loaded import LoadedModel
-from minimax_jax.lora import Adapter
-from minimax_jax.model import Model
-from minimax_jax.sampling import SamplingParams, SamplingState, token_logprobs
-from minimax_jax.steps import DecodeOptions, DecodeState, bucket, decode, prefill
+from minimax_jax.sampling import SamplingParams, SamplingState
+from minimax_jax.steps import DecodeState, bucket, prefill
+from rl.lockstep import Decoded, Found, PlainSteps, Prefilled, SpeculativeSteps, Steps
 from rl.policy import Policy
 from rl.rollouts import Finish, Rollout, RolloutRequest
 from rl.wave_plan import WavePlan
 
 PREFILL_TOKENS = 8192  # in one prefill step, all prompts together
-DECODE_STEPS = 8  # tokens a dispatch; between two the host sees who goes on
 LEAST_ROWS = 64  # fewer are hardly faster on a CPU, and each size is a program to compile
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRollout:
     """A `RolloutFn`. `loaded` says what the cache stores; its weights are the policy's each time.
-    At most `wave` samples run together.
+    At most `wave` samples run together. A model that was loaded to speculate does so, with its
+    drafter as it is.
     """
 
     loaded: LoadedModel
@@ -53,32 +52,6 @@ class LocalRollout:
         return rollouts
 
 
-@partial(jax.jit, static_argnames=("steps",), donate_argnames=("cache", "state"))
-def decode_with_logprobs(
-    model: Model,
-    adapter: Adapter,
-    cache: Cache,
-    table: Int[Array, "B W"],
-    state: DecodeState,
-    sampling: SamplingState,
-    steps: int,
-) -> tuple[Cache, DecodeState, tuple[Int[Array, "k B"], Float[Array, "k B"], Bool[Array, "k B"]]]:
-    """Some decode steps: tokens (-1: none), their log-probabilities at the sampling temperature,
-    and where a sequence broke off.
-    """
-    one = DecodeOptions(steps=1)
-    temperature = jnp.where(sampling.temperature == 0, 1.0, sampling.temperature)
-
-    def step(carry: tuple[Cache, DecodeState], _: None):
-        cache, state, out = decode(model, adapter, carry[0], table, carry[1], sampling, one)
-        tokens, logits = jnp.asarray(out.tokens)[0], carry[1].logits / temperature[:, None]
-        logprobs = jnp.asarray(token_logprobs(logits, tokens, 0).chosen)
-        return (cache, state), (tokens, logprobs, jnp.asarray(out.broken)[0])
-
-    (cache, state), found = jax.lax.scan(step, (cache, state), None, length=steps)
-    return cache, state, found
-
-
 @partial(jax.jit, donate_argnames=("cache",))
 def copy_blocks(cache: Cache, source: Int[Array, "S"], target: Int[Array, "S"]) -> Cache:
     """The cache with some blocks' rows and records copied to others."""
@@ -88,17 +61,12 @@ def copy_blocks(cache: Cache, source: Int[Array, "S"], target: Int[Array, "S"]) 
     return replace(copied, choices=cache.choices.at[target].set(cache.choices[source]))
 
 
-@jax.jit
-def taken(rows: Int[Array, "b"], tree: Any) -> Any:
-    """Some rows of each array."""
-    return jax.tree.map(lambda x: x[rows], tree)
-
-
 class _Wave:
     """P prompts, padded to a bucket, with G samples each."""
 
     def __init__(self, loaded: LoadedModel, policy: Policy, request: RolloutRequest):
         self.policy, self.request, config = policy, request, loaded.config
+        self.speculation = loaded.speculation
         self.num_prompts, self.samples = request.seeds.shape
         unused = bucket(self.num_prompts) - self.num_prompts
         self.prompts = [*request.prompts, *[()] * unused]
@@ -122,51 +90,44 @@ class _Wave:
         logits = self._prefill()
         self.cache = copy_blocks(self.cache, jnp.asarray(plan.copy_from), jnp.asarray(plan.copy_to))
         lengths = jnp.repeat(jnp.asarray(plan.lengths), self.samples)
-        state = DecodeState(
-            logits=jnp.repeat(logits, self.samples, axis=0),
-            positions=lengths,
-            limits=lengths + self.request.max_tokens,
-            running=lengths > 0,
+        held = Prefilled(
+            cache=self.cache,
+            table=jnp.asarray(plan.sample_table),
+            state=DecodeState(
+                logits=jnp.repeat(logits, self.samples, axis=0),
+                positions=lengths,
+                limits=lengths + self.request.max_tokens,
+                running=lengths > 0,
+            ),
+            sampling=self._sampling(),
         )
-        parts = list(self._dispatches(state))
-        tokens, logprobs, broken = (np.concatenate(part) for part in zip(*parts, strict=True))
-        rows = self.num_prompts * self.samples
-        aborted, stored = np.any(broken, axis=0), self._stored()
-        return [
-            self._rollout(row, tokens[:, row], logprobs[:, row], bool(aborted[row]), stored)
-            for row in range(rows)
-        ]
+        count = len(held.table)
+        parts = [found.of_all(rows, count) for rows, found in self._dispatches(held)]
+        drafts = None if self.speculation is None else self.speculation.num_drafts
+        decoded, stored = Decoded(parts, drafts), self._stored(held.cache)
+        rows = range(self.num_prompts * self.samples)
+        return [self._rollout(row, decoded, stored) for row in rows]
 
-    def _dispatches(self, state: DecodeState):
-        """What each dispatch found of all samples, on the host, until nobody goes on. Once half of
-        the rows have ended, the others go on alone.
+    def _dispatches(self, held: Prefilled) -> Iterator[tuple[np.ndarray, Found]]:
+        """Each dispatch's rows and what it found of them, until nobody goes on. Once half of the
+        rows have ended, the others go on alone.
         """
-        model, adapter = self.policy.model, self.policy.adapter
-        steps = min(DECODE_STEPS, bucket(self.request.max_tokens))
-        table, sampling = jnp.asarray(self.plan.sample_table), self._sampling()
-        rows = np.arange(len(table))  # the sample in each row
-        for _ in range(-(-self.request.max_tokens // steps)):
-            self.cache, state, found = decode_with_logprobs(
-                model, adapter, self.cache, table, state, sampling, steps
-            )
-            yield self._of_all(rows, jax.device_get(found))
-            running = np.asarray(state.running)
+        steps, rows = self._steps(held), np.arange(len(held.table))  # the sample in each row
+        while True:
+            found, running = steps.advance()
+            yield rows, found
             if not running.any():
                 return
             size = bucket(int(running.sum()), smallest=LEAST_ROWS)
             if size < len(rows):
                 kept = np.argsort(~running, kind="stable")[:size]
-                table, state, sampling = taken(jnp.asarray(kept), (table, state, sampling))
+                held.keep(kept)
                 rows = rows[kept]
 
-    def _of_all(self, rows: np.ndarray, found: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-        """Tokens, log-probabilities and breaks [k, S] from those of some rows."""
-        whole = []
-        for part, nothing in zip(found, (-1, 0.0, False), strict=True):
-            of_all = np.full((len(part), len(self.plan.sample_table)), nothing, part.dtype)
-            of_all[:, rows] = part
-            whole.append(of_all)
-        return tuple(whole)
+    def _steps(self, held: Prefilled) -> Steps:
+        if self.speculation is None:
+            return PlainSteps(held, self.policy, self.request.max_tokens)
+        return SpeculativeSteps(held, self.policy, self.speculation)
 
     def _sampling(self) -> SamplingState:
         request = self.request
@@ -185,7 +146,8 @@ class _Wave:
         for row, prompt in enumerate(self.prompts):
             tokens[row, : len(prompt)] = prompt
         logits = jnp.zeros((rows, self.vocab_size), jnp.float32)
-        table = jnp.asarray(self.plan.prompt_table)
+        table, policy = jnp.asarray(self.plan.prompt_table), self.policy
+        drafter = None if self.speculation is None else self.speculation.drafter
         for start in range(0, longest, chunk):
             positions = np.arange(start, start + chunk)
             places = np.where(positions < lengths[:, None], positions, -1).astype(np.int32)
@@ -196,36 +158,37 @@ class _Wave:
                 positions=jnp.asarray(places),
                 block_table=table,
             )
+            ends = jnp.asarray(last)
             self.cache, logits = prefill(
-                self.policy.model, self.policy.adapter, self.cache, batch, jnp.asarray(last), logits
+                policy.model, policy.adapter, self.cache, batch, ends, logits, drafter
             )
         return logits
 
-    def _stored(self) -> "_Stored":
+    def _stored(self, cache: Cache) -> "_Stored":
         """What the cache holds by now of what is asked for."""
-        request, pool = self.request, self.cache.pool
+        request, pool = self.request, cache.pool
         if request.record_cache and len(pool) != 1:
             raise ValueError(f"replay_cache=true needs a cache of one rank, not of {len(pool)}")
         return _Stored(
-            choices=np.asarray(self.cache.choices) if request.record else None,
+            choices=np.asarray(cache.choices) if request.record else None,
             pages=np.asarray(pool)[0] if request.record_cache else None,
         )
 
-    def _rollout(self, row: int, tokens, logprobs, broken: bool, stored: "_Stored") -> Rollout:
-        prompt, count = self.prompts[row // self.samples], int((tokens >= 0).sum())
-        ids = tuple(int(token) for token in tokens[:count])
-        stopped = count > 0 and ids[-1] in self.request.stop_ids
-        finish: Finish = "aborted" if broken else "stop" if stopped else "length"
-        total = len(prompt) + count
+    def _rollout(self, row: int, decoded: Decoded, stored: "_Stored") -> Rollout:
+        prompt, (tokens, logprobs) = self.prompts[row // self.samples], decoded.answer(row)
+        stopped = tokens[-1:] and tokens[-1] in self.request.stop_ids
+        finish: Finish = "aborted" if decoded.broken[row] else "stop" if stopped else "length"
+        total = len(prompt) + len(tokens)
         blocks = self.plan.sample_table[row][: -(-total // self.block_size)]
         return Rollout(
             prompt=tuple(prompt),
-            tokens=ids,
-            logprobs=logprobs[:count].astype(np.float32),
+            tokens=tokens,
+            logprobs=logprobs,
             finish=finish,
             version=self.policy.version,
             choices=None if stored.choices is None else stored.of_tokens(blocks, max(total - 1, 0)),
             pages=None if stored.pages is None else stored.pages[blocks],
+            speculation=decoded.speculation(row),
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from configs.model import ModelConfig
+from minimax_jax.speculative.stats import SpeculationStats
 from rl.policy import Policy
 
 Finish = Literal["stop", "length", "aborted"]
@@ -36,7 +37,8 @@ class Rollout:
 
     `logprobs` are at the temperature, from the program that drew the tokens. `choices` are the
     experts of all tokens but the last, which was never fed; prompt's and answer's together.
-    `pages` are the blocks of all tokens as the rollout's cache holds them.
+    `pages` are the blocks of all tokens as the rollout's cache holds them, `speculation` what
+    became of drafts, if there were any.
     """
 
     prompt: tuple[int, ...]
@@ -46,6 +48,7 @@ class Rollout:
     version: int  # updates before the weights that drew it
     choices: UInt8[np.ndarray, "m L X"] | None = None
     pages: UInt8[np.ndarray, "W lines 128"] | None = None
+    speculation: SpeculationStats | None = None
 
 
 @runtime_checkable

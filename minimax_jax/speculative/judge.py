@@ -78,9 +78,20 @@ class Judge:
         verdict = Verdict(accepted=accepted, token=token)
         return verdict, self._spoiled(undecided_M, verdict)
 
-    def logprobs(self, tokens: Int[Array, "M"], top: int) -> TokenLogprobs:
-        """Raw log-probabilities of a token after each row, and of the likeliest ones."""
-        return self._by_rows(lambda at: token_logprobs(self.raw[at], tokens[at], top), len(tokens))
+    def logprobs(
+        self, tokens: Int[Array, "M"], top: int, *, at_temperature: bool = False
+    ) -> TokenLogprobs:
+        """Log-probabilities of a token after each row, and of the likeliest ones: raw, or at the
+        sampling temperature (greedy: at 1).
+        """
+        temperature = self.sampling.temperature
+        heat_M = jnp.where(temperature == 0, 1.0, temperature)[self.rows.sequences, None]
+
+        def of_rows(at: Rows) -> TokenLogprobs:
+            raw = self.raw[at] / heat_M[at] if at_temperature else self.raw[at]
+            return token_logprobs(raw, tokens[at], top)
+
+        return self._by_rows(of_rows, len(tokens))
 
     def _of_target(self, at: Rows) -> tuple[Float[Array, "rows"], Bool[Array, "rows"]]:
         """p of the draft after each row, and whether the row has no best token."""

@@ -58,7 +58,9 @@ class Speculated:
 class SpeculationOptions:
     """What a program is compiled for. `rows` is how many tokens the target runs in a step, at least
     one a sequence; `method` is how drafts are drawn; `most_values` bounds tables of rows times
-    vocabulary (see `judge`); with `records` the step gives the experts of its rows.
+    vocabulary (see `judge`); with `records` the step gives the experts of its rows, and with
+    `at_temperature` the log-probabilities of committed tokens are those at the sampling
+    temperature (greedy: at 1) instead of raw ones.
     """
 
     rows: int
@@ -66,6 +68,7 @@ class SpeculationOptions:
     top_logprobs: int = 0
     most_values: int = MOST_VALUES
     records: bool = False
+    at_temperature: bool = False
 
 
 @partial(jax.jit, static_argnames=("options",))
@@ -149,7 +152,7 @@ def speculate(
     if options.records:
         routes = Routes.of(walked.choices, batch, cache.layout.block_size)
     made = Speculated(
-        generated=_report(judge, committed, broken, options.top_logprobs),
+        generated=_report(judge, committed, broken, options),
         tested=widths,
         accepted=committed.accepted,
         routes=routes,
@@ -171,11 +174,11 @@ def _of_rows(
     return None if allowed is None else allowed[rows.sequences, jnp.maximum(rows.offsets, 0)]
 
 
-def _report(judge: Judge, committed: Committed, broken, top: int) -> Generated:
+def _report(judge: Judge, committed: Committed, broken, options: SpeculationOptions) -> Generated:
     """Log-probabilities of the committed tokens, each from the row before it."""
     rows = judge.rows
     tokens = committed.tokens[rows.sequences, jnp.maximum(rows.offsets, 0)]
-    logprobs = judge.logprobs(tokens, top)
+    logprobs = judge.logprobs(tokens, options.top_logprobs, at_temperature=options.at_temperature)
     columns = jnp.arange(committed.tokens.shape[1])
     before = rows.first[:, None] + columns  # [B, places]
     return Generated(

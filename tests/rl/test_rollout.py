@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minimax_jax.cache import Cache
-from rl import grpo_step, local_rollout
+from rl import grpo_step, local_rollout, lockstep
 from rl.experience import pack_experience
 from rl.grpo_metrics import combined
 from rl.grpo_step import accumulate
@@ -122,17 +122,25 @@ def test_small_waves_give_the_same(policy, rollouts):
     assert [one.tokens for one in found] == [one.tokens for one in rollouts]
 
 
+def early(rollouts) -> tuple[int, ...]:
+    """Five stop ids, as many as before, that end five of nine answers within three tokens."""
+    stops = dict.fromkeys(one.tokens[2] for one in rollouts[:5])
+    return tuple([*stops, *toy_request().stop_ids][:5])
+
+
 def test_rows_that_have_ended_are_left_behind(policy, rollouts, monkeypatch):
+    request = toy_request(stop_ids=early(rollouts))
+    whole = LOCAL(policy[1], request)
     monkeypatch.setattr(local_rollout, "LEAST_ROWS", 1)
-    sizes, taken = [], local_rollout.taken
+    sizes, taken = [], lockstep.taken
     monkeypatch.setattr(
-        local_rollout, "taken", lambda rows, tree: sizes.append(len(rows)) or taken(rows, tree)
+        lockstep, "taken", lambda rows, tree: sizes.append(len(rows)) or taken(rows, tree)
     )
-    found = LOCAL(policy[1], toy_request())
+    found = LOCAL(policy[1], request)
     assert sizes and max(sizes) < 12
-    assert [one.tokens for one in found] == [one.tokens for one in rollouts]
-    assert [one.finish for one in found] == [one.finish for one in rollouts]
-    for one, other in zip(found, rollouts, strict=True):
+    assert [one.tokens for one in found] == [one.tokens for one in whole]
+    assert [one.finish for one in found] == [one.finish for one in whole]
+    for one, other in zip(found, whole, strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
         np.testing.assert_array_equal(one.choices, other.choices)
 
@@ -156,10 +164,10 @@ def test_the_adapter_is_used(policy, rollouts):
 
 
 def test_new_weights_need_no_new_program(policy):
-    local_rollout.decode_with_logprobs.clear_cache()
+    lockstep.decode_with_logprobs.clear_cache()
     for version in (3, 4):
         LOCAL(replace(policy[1], version=version), toy_request())
-    assert local_rollout.decode_with_logprobs._cache_size() == 1
+    assert lockstep.decode_with_logprobs._cache_size() == 1
 
 
 @pytest.mark.parametrize(
