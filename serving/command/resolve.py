@@ -12,6 +12,7 @@ from configs.cli import from_flags
 from configs.model import ModelConfig
 from configs.parallel import ParallelConfig
 from configs.serving import ServingConfig
+from minimax_jax.cache import heads_of_rank
 from minimax_jax.checkpoint.folder import read_config, read_target_config
 from minimax_jax.loaded import find
 from serving.command.flags import Asked
@@ -51,6 +52,7 @@ def resolve(asked: Asked, machine: Machine) -> Resolved:
     folder = find(asked.model, asked.load.revision, files=SMALL_FILES)
     model = read_target_config(folder) if asked.speculative is None else read_config(folder)
     check_devices(asked.parallel, machine)
+    heads_of_rank(model, asked.parallel.tp)
     _check_experts(asked, model)
     config = serving_config(asked, model, machine)
     name, *aliases = asked.served_names or (default_name(asked.model),)

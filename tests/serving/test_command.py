@@ -76,6 +76,8 @@ def test_what_this_model_or_machine_cannot_do_is_one_sentence_before_any_weight(
 
 
 def test_layouts_are_taken_where_their_devices_are():
+    with pytest.raises(ValueError, match="tp=3 neither divides the 4 key/value heads nor"):
+        resolved("tiny -tp 3", GPUS)
     for flags, layout in (
         ("-tp 2 -dp 2 -ep", "dp2,tp2,ep"),
         ("-tp 4 -dcp 2", "tp4,dcp2"),

@@ -41,6 +41,7 @@ def call(name: str, *host) -> Call:
 CALLS = {
     "decode": call("decode", rows(0)),
     "block tables": call("block tables", np.zeros((3, 3), np.int32)),
+    "masks": call("masks", np.zeros(8, np.int32), np.zeros((8, 4, 1001), np.uint32)),
 }
 
 
@@ -124,6 +125,19 @@ def test_a_run_of_a_program_arrives_as_it_was_sent(adapter):
     made, times = program_run.decoded(body, CALLS)
     assert (made.name, made.adapter, times) == ("decode", adapter, 8)
     assert_same(made, (rows(3),))
+
+
+def test_of_masks_those_of_rows_with_a_grammar_travel_alone():
+    at, masks = np.arange(8, dtype=np.int32), np.zeros((8, 4, 1001), np.uint32)
+    masks[2, :2], masks[7, 3, 1000] = 0xFFFFFFFF, 1
+    body = program_run.encoded("masks", None, (at, masks), 1)
+    assert 3 * 4004 < len(body) < 3 * 4004 + 200
+    assert_same(program_run.decoded(memoryview(body), CALLS)[0], (at, masks))
+    none = program_run.encoded("masks", None, (at, masks * 0), 1)
+    assert len(none) < 100
+    wrong = none[:-8] + np.array([1, 32], np.uint32).tobytes() + bytes(4008)
+    with pytest.raises(ValueError, match="an array of 32 rows comes with a row 32"):
+        program_run.decoded(memoryview(wrong), CALLS)
 
 
 @pytest.mark.parametrize(
