@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, UInt8
 
 from configs.model import ModelConfig
@@ -17,7 +17,7 @@ from minimax_jax.routes import Routes
 from pallas_kernels.layouts.pages import Pages
 from pallas_kernels.layouts.pool import LINE, CacheFormats, PoolLayout
 from sharding.apply import named_sharding
-from sharding.axes import MODEL
+from sharding.axes import DATA, MODEL
 from sharding.collectives import rank, ranks
 from sharding.rules import SERVE
 
@@ -87,8 +87,9 @@ class Cache:
 
     pool: UInt8[Array, "ranks P lines 128"]
     layout: PoolLayout = field(metadata={"static": True})
-    # The experts chosen for each token, by the same block ids: only where they are recorded.
-    choices: UInt8[Array, "P L Z X"] | None = None
+    # The experts chosen for each token, only where they are recorded; whole on every device. Block
+    # ids count within a data rank: the P blocks of data rank d are d P, d P + 1, ... here.
+    choices: UInt8[Array, "dP L Z X"] | None = None
 
     @classmethod
     def empty(cls, layout: PoolLayout, num_blocks: int, mesh: Mesh | None = None) -> "Cache":
@@ -101,22 +102,34 @@ class Cache:
         """This cache with room for the experts of each token, none of them known yet."""
         moe, layers = config.moe, sum(config.moe_layers)
         check(moe.num_experts <= NO_ROUTE, f"{moe.num_experts} experts are too many for a byte")
-        ranks = self.pool.shape[0]
-        check(ranks == 1, f"experts are recorded on one device so far, and the pool has {ranks}")
-        shape = (self.pool.shape[1], layers, self.layout.block_size, moe.experts_per_token)
-        return replace(self, choices=jnp.full(shape, NO_ROUTE, jnp.uint8))
+        lies = self.pool.sharding
+        mesh = lies.mesh if isinstance(lies, NamedSharding) else None
+        blocks = self.pool.shape[1] * (1 if mesh is None else mesh.shape[DATA])
+        shape = (blocks, layers, self.layout.block_size, moe.experts_per_token)
+        whole = None if mesh is None else named_sharding(mesh, (None,) * 4, SERVE, shape)
+        return replace(self, choices=jnp.full(shape, NO_ROUTE, jnp.uint8, device=whole))
 
     def with_pool(self, pool: UInt8[Array, "ranks P lines 128"]) -> "Cache":
         """This cache with another pool of the same shape."""
         return replace(self, pool=pool)
 
     def with_choices(self, choices: Int[Array, "L B T X"], batch: Batch) -> "Cache":
-        """This cache with the experts of a batch's tokens written at their slots, if it records."""
+        """This cache with the experts of a batch's tokens written at their slots, if it records.
+
+        Data ranks share a batch's sequences in order; those that they cannot share all ranks have.
+        """
         if self.choices is None:
             return self
-        routes = Routes.of(choices, batch, self.layout.block_size)
-        blocks = jnp.where(routes.blocks < 0, len(self.choices), routes.blocks)
-        written = self.choices.at[blocks, :, routes.places].set(routes.experts, mode="drop")
+        routes, num_blocks = Routes.of(choices, batch, self.layout.block_size), self.pool.shape[1]
+        data_ranks, (B, T) = len(self.choices) // num_blocks, batch.positions.shape
+        owners = jnp.arange(data_ranks)[:, None]
+        if B % data_ranks == 0:
+            owners = jnp.repeat(jnp.arange(data_ranks), B // data_ranks * T)[None]
+        blocks = owners * num_blocks + routes.blocks  # once, or once for each rank
+        blocks = jnp.where(routes.blocks < 0, len(self.choices), blocks)
+        written = self.choices
+        for of_copy in blocks:
+            written = written.at[of_copy, :, routes.places].set(routes.experts, mode="drop")
         return replace(self, choices=written)
 
 
