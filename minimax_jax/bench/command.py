@@ -136,8 +136,10 @@ def _measured(
 def _measured_steps(
     options: argparse.Namespace, config: ModelConfig, rules: Rules
 ) -> Iterator[Measured]:
-    drafted = None if options.speculative is None else drafted_config(options.preset, config)
-    drafter = None if drafted is None else made_drafter(drafted, options)
+    drafted, drafter, committed = None, None, options.speculative
+    if committed is not None:
+        drafted = drafted_config(options.preset, config, committed)
+        drafter = made_drafter(drafted, options)
     layout = layout_of(drafted or config, options.dtype)
     started = time.perf_counter()
     model = made_model(config, options, rules)

@@ -34,13 +34,17 @@ def made_drafter(config: ModelConfig, options: argparse.Namespace) -> Drafter:
     return random_drafter(config, options.dtype, options.weights, **how)
 
 
-def drafted_config(preset: str, config: ModelConfig) -> ModelConfig:
+def drafted_config(preset: str, config: ModelConfig, committed: float) -> ModelConfig:
     """The first layers of a preset with its drafter, which taps those of its target layers that are
-    there. ValueError if the preset has no drafter, or none of these layers is there.
+    there. ValueError if the preset has no drafter, if none of these layers is there, or if no step
+    can commit so many tokens.
     """
     if preset not in DRAFTERS:
         raise ValueError(f"{preset} has no drafter; {', '.join(DRAFTERS)} have")
     drafter, known = DRAFTERS[preset](), config.num_layers
+    most = drafter.draft_block + 1
+    if not 1 <= committed <= most:
+        raise ValueError(f"speculative={committed:g}, but a step commits 1 to {most} tokens")
     taps = tuple(layer for layer in drafter.target_layers if layer < known)
     if not taps:
         raise ValueError(

@@ -49,7 +49,7 @@ class Measured:
 
     name: str
     seconds: float  # a step
-    tokens: float  # of a step
+    tokens: int | float  # of a step
     bytes: int  # that a step cannot avoid reading; 0 where FLOP are the limit
     flops: int
     timeline: Timeline
@@ -189,9 +189,19 @@ def steady(step: Callable[..., Any], held: Any) -> Callable[..., Any]:
     gives `held` alone and leaves it where it lay: left to the compiler it may lie elsewhere, and
     the second call would be another program.
     """
-    lies = jax.tree.map(lambda x: x.sharding, held)
-    program = jax.jit(step, donate_argnums=0, out_shardings=(lies, None))
-    return lambda held, *arguments: program(held, *arguments)[0]
+    leaves, tree = jax.tree.flatten(held)  # a dataclass with shapes cannot be made of shardings
+
+    def run(leaves: list[Array], *arguments: Any) -> tuple[list[Array], Any]:
+        held, made = step(jax.tree.unflatten(tree, leaves), *arguments)
+        return jax.tree.leaves(held), made
+
+    lies = [leaf.sharding for leaf in leaves]
+    program = jax.jit(run, donate_argnums=0, out_shardings=(lies, None))
+
+    def call(held: Any, *arguments: Any) -> Any:
+        return jax.tree.unflatten(tree, program(jax.tree.leaves(held), *arguments)[0])
+
+    return call
 
 
 def distinct_experts(model: Model, layout: PoolLayout, batch: int, places: int) -> int:

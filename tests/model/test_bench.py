@@ -8,17 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.parallel import ParallelConfig
 from configs.presets import m3_1_flash, tiny
 from minimax_jax.__main__ import main
 from minimax_jax.bench.command import shortened
 from minimax_jax.bench.layer import of_layers
+from minimax_jax.bench.prepared import drafted_config, layout_of
+from minimax_jax.bench.speculation import draft_bytes
 from minimax_jax.bench.work import decode_bytes, layer_bytes, page_bytes, prefill_flops
 from minimax_jax.cache import pool_layout
 from minimax_jax.moe import MoE
-from minimax_jax.random_model import random_model
+from minimax_jax.random_model import random_drafter, random_model
 from pallas_kernels.device_timeline import Kernel, Timeline
 from pallas_kernels.layouts.pool import CacheFormats
 from pallas_kernels.scaled_matmul.reference import expand
+from sharding import SERVE, make_mesh, with_parallel
 
 FORMATS = CacheFormats(kv="nvfp4", index="nvfp4")
 
@@ -72,6 +76,21 @@ def test_bytes_of_one_layer_are_the_steps_without_head_and_last_norm():
     assert found == whole - head_and_norm + 32 * row  # a row more: it is written, too
 
 
+def test_bytes_of_a_full_size_proposal():
+    """8,192 tokens, of which the window has 4,096: 32 blocks of five layers' FP8 keys and values.
+    The head is the target's.
+    """
+    config = drafted_config("m3_1_flash", shortened(m3_1_flash(), None), 3.2)
+    model = jax.eval_shape(lambda: random_model(shortened(config, 4), jnp.bfloat16))
+    drafter = jax.eval_shape(lambda: random_drafter(config, jnp.bfloat16))
+    D, V = 6144, 200_064
+    layer = ((2 * 8192 + 2 * 512) * D + 3 * D * 12288) * 33 // 32 + 2 * (2 * D + 2 * 128)
+    heads = 2 * (5 * D * D + 2 * 256 * V + V * D) + 2 * (D + 256 + 1) + 2 * 2 * D
+    with jax.set_mesh(make_mesh(ParallelConfig())):
+        found = draft_bytes(model, drafter, layout_of(config, "bfloat16"), 3, 8192)
+    assert found == 5 * layer + heads + 3 * 32 * 5 * 2 * 4 * 128 * 128
+
+
 def test_flops_of_a_prompt():
     """One layer, 4,096 tokens, of which a token sees 2,048 at most: the mean of all is 2,048."""
     config = replace(shortened(m3_1_flash(), 1), moe_layers=(True,))
@@ -102,12 +121,40 @@ def test_the_command_prints_and_writes_its_figures(tmp_path, capsys):
     assert all(row["tokens_a_second"] > 0 for row in rows)
 
 
+@pytest.mark.slow  # 40 s
+@pytest.mark.devices(8)
+def test_a_mesh_is_measured_with_speculation_its_sums_and_its_choices(tmp_path, capsys):
+    asked = "bench --preset tiny --layers 1 --parallel tp2,dcp2 --batch 2 --context 64 --prefill"
+    asked += " --speculative 3.2 --sum 2 --choice 1x640 --json"
+    main([*asked.split(), str(tmp_path / "out.json")])
+    assert "weights made in" in capsys.readouterr().out
+    report = json.loads((tmp_path / "out.json").read_text("utf-8"))
+    rows = {row["name"]: row for row in report["rows"]}
+    speculated = rows["speculate 2 x 64, 3.2 tokens a step assumed"]
+    assert speculated["tokens_a_second"] == pytest.approx(6.4 / speculated["ms"] * 1e3)
+    assert {"sum 2 x 128 over 2", "choice 1 x 640"} < set(rows)
+
+
+@pytest.mark.slow  # 25 s
+@pytest.mark.devices(8)
+def test_a_mesh_has_the_random_weights_of_one_device():
+    config, parallel = shortened(tiny(), 2), ParallelConfig(dp=2, tp=2, ep=4)
+    rules = with_parallel(SERVE, parallel)
+    alone = random_model(config, jnp.bfloat16)
+    spread = random_model(config, jnp.bfloat16, mesh=make_mesh(parallel), rules=rules)
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(spread), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         ("--layers 9", "layers=9, but the model has 5"),
         ("--steps 0", "steps=0"),
         ("--layer 32", "'32' is no batch x context"),
+        ("--speculative 8.5", "speculative=8.5, but a step commits 1 to 8 tokens"),
+        ("--preset m3 --speculative 2", "m3 has no drafter"),
+        ("--preset m3_1_flash --layers 3 --speculative 2", "taps layers (3, 17, 31, 45, 59), but"),
     ],
 )
 def test_a_mistake_is_one_sentence(flags, said, capsys):
