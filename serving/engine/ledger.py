@@ -11,7 +11,6 @@ from serving.engine.sequence import Sequence
 from serving.kv_feed import KvFeed
 from serving.scheduling.kv_events import KvEvent
 from serving.scheduling.plan import RankPlan, RankResult, StepPlan, StepResult
-from serving.scheduling.request import Request
 from serving.scheduling.scheduler import Scheduler
 from serving.statistics import SequenceRecord, Statistics, StepRecord
 
@@ -26,7 +25,6 @@ class Ledger:
         self.listens = False  # whether anyone wants records
         self.num_grammars = 0  # sequences that have one
         self._by_name: dict[tuple[str, int], Sequence] = {}
-        self.by_request: dict[Request, Sequence] = {}  # of the scheduler, those that have not ended
         self._by_slot: list[dict[int, Sequence]] = [{} for _ in scheduler.ranks]
         self._records: deque[StepRecord | SequenceRecord] = deque()
         self._kv_events: deque[tuple[int, list[KvEvent]]] = deque()
@@ -43,7 +41,7 @@ class Ledger:
         """Begins to keep a sequence."""
         request = sequence.request
         self._by_name[request.request_id, request.index] = sequence
-        self.by_request[request] = sequence
+        request.owner = sequence
         self.num_grammars += sequence.grammar is not None
 
     def at(self, rank: int, slot: int) -> Sequence:
@@ -64,7 +62,7 @@ class Ledger:
         assert sequence.end is not None
         request, statistics = sequence.request, self.statistics
         del self._by_name[request.request_id, request.index]
-        del self.by_request[request]
+        request.owner = None
         self.num_grammars -= sequence.grammar is not None
         statistics.finished[sequence.end.reason] += 1
         if request.index == 0:

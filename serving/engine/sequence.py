@@ -20,7 +20,8 @@ class Sequence:
     """One of the n sequences of a request, from its arrival at the scheduler to its end."""
 
     __slots__ = (
-        *("request", "box", "stops", "grammar", "end", "rank", "slot", "name", "is_free", "blocks"),
+        *("request", "box", "stops", "grammar", "end", "rank", "slot", "name", "blocks"),
+        *("is_free", "is_plain"),
         *("arrival", "first_scheduled", "first_token", "last_token"),
         *("_held", "_scores", "_num_told", "_num_tokens"),
     )
@@ -50,6 +51,7 @@ class Sequence:
         self._scores = None if wanted is None else PromptScores(wanted)
         # Whether its tokens alone say what goes on.
         self.is_free = grammar is None and wanted is None
+        self.is_plain = self.is_free and stops is None  # its own tokens are what was told
 
     def enter(self, rank: int, slot: int, now: float) -> None:
         """Notes that it was admitted to a slot."""
@@ -62,16 +64,17 @@ class Sequence:
         if self._scores is not None:
             self._scores.add(start, row)
 
-    @property
-    def length(self) -> int:
-        """Its tokens that count, prompt and answer, as far as they were told or are held back."""
-        return self.request.prompt_length + self._num_tokens
+    def length_with(self, tokens: list[int]) -> int:
+        """Its tokens that count, prompt and answer, with these new ones, before they are told."""
+        if self.is_plain:
+            return self.request.num_tokens
+        return self.request.prompt_length + self._num_tokens + len(tokens)
 
     def passes(self, tokens: list[int]) -> bool:
-        """Whether all of a step's new tokens count and may be told at once: nothing waits before
-        them, ends with them, or reads them any more. The usual case, fast.
+        """Whether all new tokens of a step that ends nothing count and may be told at once: nothing
+        waits before them or reads them any more. Not asked of a plain sequence, where it is so.
         """
-        if not self.is_free or self.request.finish_reason is not None:
+        if not self.is_free:
             return False
         if self.stops is not None and (self._held.ids or not self.stops.skips(tokens)):
             return False
@@ -127,7 +130,7 @@ class Sequence:
             max_tokens=request.sampling.max_tokens,
             prompt_tokens=request.prompt_length,
             cached_tokens=request.cached_tokens or 0,
-            generation_tokens=self._num_tokens,
+            generation_tokens=request.num_output_tokens if self.is_plain else self._num_tokens,
             preemptions=request.num_preemptions,
             arrival=self.arrival,
             first_scheduled=self.first_scheduled,

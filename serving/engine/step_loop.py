@@ -82,7 +82,7 @@ class StepLoop:
     def abort(self, request_id: str) -> None:
         """Ends a request's sequences, wherever they are."""
         for request in self.scheduler.abort(request_id):
-            self._finish(self.ledger.by_request[request], End("abort"))
+            self._finish(request.owner, End("abort"))
         self._handover.wake(self._tell, always=False)
 
     def pause(self, paused: bool) -> None:
@@ -142,12 +142,14 @@ class StepLoop:
         those, if anyone listens, and the others.
         """
         plain, others, num_tokens = [], [], 0
-        sequences, listens = self.ledger.by_request, self.ledger.listens
+        listens = self.ledger.listens
         with self._handover.lock:
             marked = self._handover.news
             for request, tokens in progress:
-                sequence = sequences[request]
-                if not sequence.passes(tokens):
+                sequence = request.owner
+                if request.finish_reason is not None or not (
+                    sequence.is_plain or sequence.passes(tokens)
+                ):
                     others.append((sequence, tokens))
                     continue
                 num_tokens += len(tokens)
@@ -190,7 +192,7 @@ class StepLoop:
         """
         for one, tokens in settled:
             if one.end is not None:
-                count = one.length + len(tokens) - 1
+                count = one.length_with(tokens) - 1
                 experts = self._device.experts(one.rank, one.blocks, count)
                 one.end = one.end._replace(experts=experts)
 
@@ -240,5 +242,5 @@ class StepLoop:
             return grammar.any_token(width)
 
     def _draft_limit(self, request: Request) -> int | None:
-        grammar = self.ledger.by_request[request].grammar
+        grammar = request.owner.grammar
         return None if grammar is None else grammar.max_width

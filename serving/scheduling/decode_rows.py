@@ -79,20 +79,20 @@ def plan_decodes(
         request.has_drafts = proposes
         slots.append(request.slot)
         planned_widths.append(width)
-        rows.append(Row(request, least, most, 0, True, width))
+        rows.append((request, least, most, 0, True, width))
+        if len(request.blocks) > plan.decode_pages:
+            plan.decode_pages = len(request.blocks)
     return rows, all_had_room
 
 
-def decode_shape(
-    shapes: Shapes, plans: Sequence[RankPlan], rows: Sequence[Sequence[Row]], steps: int
-) -> Shape | None:
+def decode_shape(shapes: Shapes, plans: Sequence[RankPlan], steps: int) -> Shape | None:
     """The shape that holds every rank's decode rows, None where there are none."""
     most = max(len(plan.decode_slots) for plan in plans)
     if most == 0:
         return None
     tokens = max(len(plan.decode_slots) + sum(plan.decode_widths) for plan in plans)
-    tables = [len(request.blocks) for own in rows for request, _, _, end, _, _ in own if not end]
-    return shapes.decode(rows=most, tokens=tokens, pages=max(tables), steps=steps)
+    pages = max(plan.decode_pages for plan in plans)
+    return shapes.decode(rows=most, tokens=tokens, pages=pages, steps=steps)
 
 
 def _reserve(rank: Rank, request: Request, end: int, plan: RankPlan, room: Room) -> bool:

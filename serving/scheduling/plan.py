@@ -51,7 +51,8 @@ class PrefillRow:
 @dataclass(kw_only=True, slots=True)
 class RankPlan:
     """The part of one data rank. Rows of `decode_slots` test `decode_widths` drafts each, and
-    afterwards have new ones if the rank `proposes`; without that they test none.
+    afterwards have new ones if the rank `proposes`; without that they test none. `decode_pages` are
+    the blocks of the longest of them.
     """
 
     admissions: list[Admission] = field(default_factory=list)
@@ -59,6 +60,7 @@ class RankPlan:
     prefills: list[PrefillRow] = field(default_factory=list)
     decode_slots: list[int] = field(default_factory=list)
     decode_widths: list[int] = field(default_factory=list)
+    decode_pages: int = 0
     proposes: bool = False
 
     @property

@@ -33,7 +33,7 @@ def prefill_shape(
     if not any(plan.prefills for plan in plans):
         return None
     tokens = max(sum(chunk.length for chunk in plan.prefills) for plan in plans)
-    pages = max(len(row.request.blocks) for rank in rows for row in rank if row.end)
+    pages = max(len(request.blocks) for own in rows for request, _, _, end, _, _ in own if end)
     return shapes.prefill(tokens=tokens, pages=pages)
 
 
@@ -69,7 +69,7 @@ def _plan_chunk(request: Request, length: int, plan: RankPlan) -> Row:
     request.steps_in_flight += 1
     chunk = PrefillRow(slot=request.slot, start=start, length=length, is_last=is_last)
     plan.prefills.append(chunk)
-    return Row(request, new, new, end=end, is_last=is_last)
+    return request, new, new, end, is_last, 0
 
 
 def _aligned(request: Request, length: int, block_size: int) -> int:

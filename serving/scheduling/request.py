@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 from serving.scheduling.block_hashes import BlockHash, extend_chain, root_hash
 from serving.scheduling.sampling_params import SamplingParams, child_seed
@@ -57,7 +57,7 @@ class Request:
         *("weight_version", "rank", "slot", "blocks", "computed", "published"),
         *("prefill_planned", "prefill_target", "least", "most", "steps_in_flight", "bypassed"),
         "has_drafts",
-        *("cached_tokens", "num_preemptions", "draft_tokens", "accepted_tokens"),
+        *("cached_tokens", "num_preemptions", "draft_tokens", "accepted_tokens", "owner"),
     )
 
     def __init__(
@@ -96,6 +96,7 @@ class Request:
         self.weight_version = self.bypassed = self.num_preemptions = 0
         self.cached_tokens: int | None = None  # of the first admission
         self.draft_tokens = self.accepted_tokens = 0
+        self.owner: Any = None  # of whoever asked, to find it by; nothing here reads it
         self.chain: list[BlockHash] = []
         self.root = b""
         self.leave_pages()
@@ -175,9 +176,14 @@ class Request:
         A stop is tested before the length, so a stop at the last place is "stop".
         """
         tokens, stops, length = self.tokens, self.eos_or_stop_ids, len(self.tokens)
-        if length + len(new_tokens) < self.limit and stops.isdisjoint(new_tokens):
-            tokens.extend(new_tokens)  # the usual case, fast
-            return new_tokens
+        if length + len(new_tokens) < self.limit:  # the usual cases, fast
+            if len(new_tokens) == 1:
+                if new_tokens[0] not in stops:
+                    tokens.append(new_tokens[0])
+                    return new_tokens
+            elif stops.isdisjoint(new_tokens):
+                tokens.extend(new_tokens)
+                return new_tokens
         for place, token in enumerate(new_tokens, start=1):
             tokens.append(token)
             length += 1

@@ -61,8 +61,8 @@ class Scheduler:
         self.waiting, self.weight_version, self.is_paused = WaitingLine(), 0, False
         self.room = Room(self.waiting)
         self.admission = Admission(config, self.ranks, self.waiting, self.room)
-        all_there_are = partial(all_drafts, config.num_speculative_tokens)
-        self._choose_drafts, self._random = choose_drafts or all_there_are, Random(seed)
+        self._choose_drafts = choose_drafts or partial(all_drafts, config.num_speculative_tokens)
+        self._random = Random(seed)
         self._groups: dict[str, list[Request]] = {}
         self._arrivals = self._next_step = 0
         self._in_flight: deque[tuple[StepPlan, list[list[Row]]]] = deque()
@@ -79,8 +79,8 @@ class Scheduler:
         count, most = asked.sampling.n, self.config.max_waiting_requests
         if len(self.waiting) + count > most:
             raise QueueFullError(f"{len(self.waiting)} requests wait, and at most {most} may")
-        drawn = self._random.randrange(MAX_SEED)
-        seed = drawn if asked.sampling.seed is None else asked.sampling.seed
+        drawn, own_seed = self._random.randrange(MAX_SEED), asked.sampling.seed
+        seed = drawn if own_seed is None else own_seed
         # Without a cache for all, the sequences of one request still share their prompt.
         own = "" if self.config.enable_prefix_caching else f"/{self._arrivals}"
         group = [
@@ -133,18 +133,19 @@ class Scheduler:
         plans = [RankPlan() for _ in self.ranks]
         ready = [ready_rows(rank) for rank in self.ranks]
         steps = self._steps(ready)
-        rows, open_prefills = [], []
+        rows, open_prefills, begun = [], [], []
         for rank, plan, rank_ready in zip(self.ranks, plans, ready, strict=True):
-            decodes, had_room = plan_decodes(
-                rank, rank_ready, self._choose_drafts(rank_ready), steps, plan, self.room
-            )
+            all_decode = len(rank_ready) == len(rank.running)
+            choice = self._choose_drafts(rank_ready)
+            decodes, had_room = plan_decodes(rank, rank_ready, choice, steps, plan, self.room)
             rows.append(decodes)
-            begun = len(rank.prefilling())
-            open_prefills.append(self.shapes.max_prefill_rows - begun if had_room else 0)
+            begun.append(0 if all_decode else len(rank.prefilling()))
+            open_prefills.append(self.shapes.max_prefill_rows - begun[-1] if had_room else 0)
         for request in self.admission.admit(open_prefills):
             entered(request, plans[request.rank])
-        for rank, plan, rank_rows in zip(self.ranks, plans, rows, strict=True):
-            rank_rows[:0] = plan_prefills(rank, plan, self.config.max_num_batched_tokens)
+        for rank, plan, rank_rows, count in zip(self.ranks, plans, rows, begun, strict=True):
+            if count or plan.admissions:
+                rank_rows[:0] = plan_prefills(rank, plan, self.config.max_num_batched_tokens)
         if not any(plan.has_rows for plan in plans):
             assert not any(plan.admissions for plan in plans)
             return None
@@ -152,7 +153,7 @@ class Scheduler:
             step_id=self._next_step,
             ranks=plans,
             prefill_shape=prefill_shape(self.shapes, plans, rows),
-            decode_shape=decode_shape(self.shapes, plans, rows, steps),
+            decode_shape=decode_shape(self.shapes, plans, steps),
         )
         self._next_step += 1
         self._in_flight.append((step, rows))
@@ -160,19 +161,18 @@ class Scheduler:
 
     def commit(self, result: StepResult) -> list[Progress]:
         """Takes the result of the oldest plan that is out: what it added to each sequence."""
-        expected = self._in_flight[0][0].step_id if self._in_flight else None
-        if result.step_id != expected:
-            raise ValueError(f"the result of step {result.step_id} comes before that of {expected}")
-        _, rows = self._in_flight.popleft()
-        progress = []
+        due = self._in_flight[0][0].step_id if self._in_flight else None
+        if result.step_id != due:
+            raise ValueError(f"the result of step {result.step_id} comes before that of {due}")
+        (_, rows), progress, draining = self._in_flight.popleft(), [], Phase.DRAINING
         for rank, rank_rows, rank_result in zip(self.ranks, rows, result.ranks, strict=True):
-            new_tokens = rank_result.prefills + rank_result.decodes
+            new_tokens, broken = rank_result.prefills + rank_result.decodes, rank_result.broken
             for row, tokens in zip(rank_rows, new_tokens, strict=True):
-                request = row.request
-                made = take_row(rank, row, tokens, request.slot in rank_result.broken)
+                request = row[0]
+                made = take_row(rank, row, tokens, bool(broken) and request.slot in broken)
                 if made is not None:
                     progress.append(made)
-                if request.finish_reason is not None or request.phase is Phase.DRAINING:
+                if request.finish_reason is not None or request.phase is draining:
                     self._after(rank, request)
         return progress
 

@@ -265,6 +265,7 @@ def test_an_engine_that_is_given_up_waits_for_no_step():
             assert not it.engine.state.is_healthy
             await it.engine.close()  # while the thread is in the step
             it.device.gate.set()
+            await asyncio.to_thread(it.engine._thread._thread.join, 60)
 
     run(test)
 
