@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import jax
 
 from minimax_jax.compiled import keep_compiled_programs
+from minimax_jax.device_memory import use_all_memory
 from minimax_jax.mesh_flags import joined
 from serving import logs
 from serving.bench.command import main as bench
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fails, or an engine that does, is one sentence and 1.
     """
     arguments = sys.argv[1:] if arguments is None else [*arguments]
+    use_all_memory(os.environ)
     if arguments and arguments[0] in OTHERS:
         OTHERS[arguments[0]](arguments[1:])
         return

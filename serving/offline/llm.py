@@ -6,6 +6,7 @@ with LLM("tiny") as llm:
 """
 
 import asyncio
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -32,6 +33,7 @@ from serving.offline.prompts import Prompt, PromptLike, check_ids, flags_of, rea
 from serving.scheduling.request import Asked
 from serving.scheduling.sampling_params import SamplingParams
 
+LOG = logging.getLogger(__name__)
 Chatted = Sequence[Mapping[str, Any]]  # the messages of a conversation
 MAX_OPEN = 1024  # requests that are queued at a time, at most what may wait
 
@@ -51,6 +53,8 @@ class LLM:
         resolved = resolve(asked, machine)
         with StartProgress(Console(stderr=True), lambda text: None) as progress:
             loaded, assembly = load_and_assemble(resolved, progress)
+        if records := assembly.device.record_bytes:
+            LOG.info("records of experts take %.1f MB of the host's memory", records / 1e6)
         self._serve(assembly.engine, loaded.tokenizer, loaded.template, assembly)
 
     @classmethod

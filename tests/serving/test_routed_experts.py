@@ -18,6 +18,7 @@ from minimax_jax.speculative.setup import Speculation
 from serving import SamplingParams
 from serving import __main__ as command
 from serving.device import ModelDevice
+from serving.device.placement import num_data_ranks
 from serving.device.routing_records import RoutingRecords
 from tests.drafter.models import drafted, random_drafter
 from tests.model.models import random_loaded, small, tokens
@@ -27,6 +28,7 @@ from tests.serving.engines import Whole, asked, collect, run, running
 from tests.serving.fake_device import first_key, key_after
 from tests.serving.fake_engine_device import experts_of
 from tests.serving.model_engines import engine_over
+from tests.serving.test_device_meshes import on_mesh
 from tests.serving.test_llm import offline
 
 ON = {"enable_return_routed_experts": True}
@@ -159,16 +161,18 @@ def router_scores(batch: Batch) -> jax.Array:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loaded", [PLAIN, with_drafter()], ids=["plain", "drafts"])
-def test_f163_a_models_records_are_its_routers_choices(loaded):
-    """20 s each: chunks, hits, preemptions and n; the second record of a prompt is the first,
+@pytest.mark.devices(8)
+@pytest.mark.parametrize("made", [lambda: on_mesh("dp2,tp2"), with_drafter], ids=["mesh", "drafts"])
+def test_f163_a_models_records_are_its_routers_choices(made):
+    """25 s each: chunks, hits, preemptions and n; the second record of a prompt is the first,
     and the store is as large afterwards as before.
     """
+    loaded = made()
     drafts = DRAFTS if loaded.speculation else 0
     limits = {"max_num_batched_tokens": 64, "num_speculative_tokens": drafts}
     device = ModelDevice(loaded, config_of(**limits, **ON), num_blocks=36)
     device.shapes._rows, device.shapes._decode_tokens = [4], [4 * (1 + drafts)]
-    size = device.record_bytes
+    size, ranks = device.record_bytes, num_data_ranks(loaded.mesh)
     prompts = [tokens(length, seed=length) for length in (150, 160, 170, 1, 300)]
     options = [{"max_tokens": 60, "n": 1 + i % 2, "temperature": 0.9} for i in range(5)]
 
@@ -181,7 +185,8 @@ def test_f163_a_models_records_are_its_routers_choices(loaded):
             ]
             await engine.resume()
             found = await asyncio.gather(*map(collect, many))
-            found += [await collect(engine.submit(asked(f"s{i}", prompts[4]))) for i in range(2)]
+            alone = [asked(f"s{i}", prompts[4], more={"rank": 0}) for i in range(2)]
+            found += [await collect(engine.submit(one)) for one in alone]
             assert engine.statistics.preemptions > 0
             return found
 
@@ -196,5 +201,5 @@ def test_f163_a_models_records_are_its_routers_choices(loaded):
     first, second = found[-2][0].end, found[-1][0].end
     assert second.cached_tokens == 288
     np.testing.assert_array_equal(first.experts[:288], second.experts[:288])
-    assert device.record_bytes == size == 36 * 16 * PLAIN.config.moe.experts_per_token
+    assert device.record_bytes == size == ranks * 36 * 16 * PLAIN.config.moe.experts_per_token
     device.close()
