@@ -66,10 +66,10 @@ def measure_speculation(
 
     last: list[SpeculationState] = []
     held = random_cache(layout, blocks), _state(model, drafter, case, total)
-    program, arguments = steady(step, held), (model, drafter, *on_mesh((table, widths, sampling)))
+    program = steady(step, held, model, drafter, *on_mesh((table, widths, sampling)))
 
     def run(held: Any) -> Any:
-        held = program(held, *arguments)
+        held = program(held)
         last[:] = [held[1]]
         return held
 
