@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from configs.cli import described
+from configs.parallel import ParallelConfig
 from configs.parts import CACHE_FORMATS, check, check_positive
 
 Loss = Literal["reinforce", "ppo_clip", "cispo", "gspo"]
@@ -87,6 +88,7 @@ class GRPOConfig:
     remat: bool = described(False, "recompute each layer in the backward pass")
     seed: int = described(0, "of adapter, questions and samples")
 
+    parallel: str = described("tp1", "the mesh of trainer and rollout, such as dp2 or tp2,ep")
     optimizer_offload: Literal["none", "host", "disk"] = described(
         "none", "where the optimiser's moments are between updates"
     )
@@ -124,6 +126,7 @@ class GRPOConfig:
             value = getattr(self, name)
             check(value is None or value > 0, f"{name}={value} is not positive")
         self._check_groups()
+        self._check_mesh()
         self._check_loss()
 
     def _check_groups(self) -> None:
@@ -147,6 +150,14 @@ class GRPOConfig:
         known = self.rollout_cache is None or self.rollout_cache in CACHE_FORMATS
         formats = ", ".join(CACHE_FORMATS)
         check(known, f"rollout_cache={self.rollout_cache!r} is not one of {formats}")
+
+    def _check_mesh(self) -> None:
+        parallel = ParallelConfig.parse(self.parallel)
+        plain = self.rollout == "local" and not self.replay_cache
+        check(
+            parallel.num_devices == 1 or plain,
+            f"parallel={self.parallel} needs rollout=local and replay_cache=false",
+        )
 
     def _check_loss(self) -> None:
         share = self.decay_fraction

@@ -84,6 +84,10 @@ class GRPOTrainer(Session):
         self.state = self.moments.away(self.state)
         self.sinks: list[Sink] = []
 
+    def placed(self, state: TrainState) -> TrainState:
+        """The state on the run's mesh."""
+        return self.run.places.placed(state, self.run.loaded.mesh)
+
     def train(self) -> None:
         """The checks and, before step 1, an evaluation; then the session."""
         checks = self_checks(self.run, self.asker, self.state.parameters)

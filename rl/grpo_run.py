@@ -1,10 +1,13 @@
 """A GRPO run: config, model, folder, reward and rollout; and what a resumed run may not change."""
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import jax
+
+from configs.parallel import ParallelConfig
 from configs.rl import GRPOConfig
 from minimax_jax.loaded import LoadedModel, load
 from rl.batches import Asker
@@ -13,11 +16,15 @@ from rl.grpo_step import Program
 from rl.local_rollout import LocalRollout
 from rl.math_answers import check_math_verify
 from rl.packing import PackShape
+from rl.placement import Places
+from rl.policy import initial_parameters
 from rl.questions import Question, Questions, measured_questions, training_questions
 from rl.rewards import REWARDS, RewardFn
 from rl.rollouts import RolloutFn
 from rl.sft_step import DTYPES
 from rl.sinks import check_sinks
+from sharding.mesh import make_mesh
+from sharding.rules import SERVE, with_parallel
 
 # Fields up to `seed` may not change when a run is resumed, except these.
 FREE = ("steps", "learning_rate", "warmup_steps", "decay_fraction", "reward_workers", "wave")
@@ -85,7 +92,18 @@ class GRPORun:
     @property
     def program(self) -> Program:
         """What its updates are compiled for."""
-        return Program(model=self.loaded.config, layout=self.loaded.layout, config=self.config)
+        return Program(
+            model=self.loaded.config,
+            layout=self.loaded.layout,
+            config=self.config,
+            places=self.places,
+        )
+
+    @cached_property
+    def places(self) -> Places:
+        """Where on the mesh what is trained lies."""
+        shapes = jax.eval_shape(partial(initial_parameters, self.loaded, self.config))
+        return Places.of(self.loaded.model, shapes, ParallelConfig.parse(self.config.parallel))
 
     def pack_shape(self, longest: int) -> PackShape:
         """The packs for answers of at most `longest` tokens, prompts included."""
@@ -108,15 +126,26 @@ def start_run(
     if reward is None and config.reward == "math":
         check_math_verify()
     if loaded is None:
-        loaded = load(
-            config.model, dtype=DTYPES[config.dtype], speculative=config.rollout_speculative
-        )
+        loaded = _loaded(config)
     return GRPORun(
         config=config,
         loaded=loaded,
         out=out,
         reward=reward or REWARDS[config.reward],
         rollout=rollout or LocalRollout(loaded=_rollout_model(loaded, config), wave=config.wave),
+    )
+
+
+def _loaded(config: GRPOConfig) -> LoadedModel:
+    """The config's model on the config's mesh."""
+    parallel = ParallelConfig.parse(config.parallel)
+    mesh = make_mesh(parallel) if parallel.num_devices > 1 else None
+    return load(
+        config.model,
+        dtype=DTYPES[config.dtype],
+        mesh=mesh,
+        rules=with_parallel(SERVE, parallel),
+        speculative=config.rollout_speculative,
     )
 
 

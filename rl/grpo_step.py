@@ -21,6 +21,7 @@ from rl.corrections import Tokens, detached
 from rl.experience import ExperiencePack
 from rl.losses import DIVERGENCES, LossRule, k3, policy_losses
 from rl.optimizer import Metrics, Parameters, TrainState, make_optimizer
+from rl.placement import Places
 from rl.policy import assembled
 from rl.token_statistics import token_statistics
 
@@ -35,6 +36,7 @@ class Program:
     model: ModelConfig
     layout: PoolLayout
     config: GRPOConfig
+    places: Places = Places()  # on a mesh; on one device everything is where it is
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
@@ -58,7 +60,7 @@ def accumulate(
 ) -> tuple[Parameters, Metrics]:
     """The gradient with that of one more pack, and sums over the pack's sampled tokens."""
     more, sums = jax.grad(pack_loss, has_aux=True)(parameters, base, pack, program)
-    return jax.tree.map(jnp.add, gradient, more), sums
+    return program.places.constrained(jax.tree.map(jnp.add, gradient, more)), sums
 
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("gradient",))
@@ -69,7 +71,8 @@ def apply(
 
     The state is not donated: its parameters may be those of a running rollout.
     """
-    return state.updated(gradient, program.optimizer), optax.tree.norm(gradient)
+    updated = state.updated(gradient, program.optimizer)
+    return program.places.constrained(updated), optax.tree.norm(gradient)
 
 
 def pack_loss(

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
 from minimax_jax.batch import Batch
-from minimax_jax.cache import Cache
+from minimax_jax.cache import POOL_AXES, Cache
 from minimax_jax.loaded import LoadedModel
 from minimax_jax.sampling import SamplingParams, SamplingState
 from minimax_jax.steps import DecodeState, bucket, prefill
@@ -22,6 +22,8 @@ from rl.lockstep import Decoded, Found, PlainSteps, Prefilled, SpeculativeSteps,
 from rl.policy import Policy
 from rl.rollouts import Finish, Rollout, RolloutRequest
 from rl.wave_plan import WavePlan
+from sharding.apply import local
+from sharding.axes import DATA
 
 PREFILL_TOKENS = 8192  # in one prefill step, all prompts together
 LEAST_ROWS = 64  # fewer are hardly faster on a CPU, and each size is a program to compile
@@ -54,11 +56,20 @@ class LocalRollout:
 
 @partial(jax.jit, donate_argnames=("cache",))
 def copy_blocks(cache: Cache, source: Int[Array, "S"], target: Int[Array, "S"]) -> Cache:
-    """The cache with some blocks' rows and records copied to others."""
-    copied = cache.with_pool(cache.pool.at[:, target].set(cache.pool[:, source]))
+    """The cache with some blocks' rows and records copied to others, by each data rank its own."""
+    copy = local(
+        lambda pool, source, target: pool.at[:, target].set(pool[:, source]),
+        in_axes=[POOL_AXES, ("batch",), ("batch",)],
+        out_axes=POOL_AXES,
+    )
+    copied = cache.with_pool(copy(cache.pool, source, target))
     if cache.choices is None:
         return copied
-    return replace(copied, choices=cache.choices.at[target].set(cache.choices[source]))
+    per_rank = cache.pool.shape[1]  # the record has the blocks of all data ranks in one
+    ranks = len(cache.choices) // per_rank
+    first = jnp.repeat(jnp.arange(ranks) * per_rank, len(source) // ranks)
+    rows = cache.choices[source + first]
+    return replace(copied, choices=cache.choices.at[target + first].set(rows))
 
 
 class _Wave:
@@ -68,7 +79,9 @@ class _Wave:
         self.policy, self.request, config = policy, request, loaded.config
         self.speculation = loaded.speculation
         self.num_prompts, self.samples = request.seeds.shape
-        unused = bucket(self.num_prompts) - self.num_prompts
+        self.data_ranks = 1 if loaded.mesh is None else loaded.mesh.shape[DATA]
+        rows = bucket(-(-self.num_prompts // self.data_ranks)) * self.data_ranks
+        unused = rows - self.num_prompts
         self.prompts = [*request.prompts, *[()] * unused]
         lengths = [len(prompt) for prompt in self.prompts]
         self.plan = WavePlan.of(
@@ -77,6 +90,7 @@ class _Wave:
             request.max_tokens,
             loaded.layout.block_size,
             least=config.indexer.top_k,
+            data_ranks=self.data_ranks,
         )
         self.cache = Cache.empty(loaded.layout, self.plan.num_blocks, loaded.mesh)
         if request.record:
@@ -110,7 +124,7 @@ class _Wave:
 
     def _dispatches(self, held: Prefilled) -> Iterator[tuple[np.ndarray, Found]]:
         """Each dispatch's rows and what it found of them, until nobody goes on. Once half of the
-        rows have ended, the others go on alone.
+        rows have ended, the others go on alone, unless that would move some to another data rank.
         """
         steps, rows = self._steps(held), np.arange(len(held.table))  # the sample in each row
         while True:
@@ -119,7 +133,7 @@ class _Wave:
             if not running.any():
                 return
             size = bucket(int(running.sum()), smallest=LEAST_ROWS)
-            if size < len(rows):
+            if size < len(rows) and self.data_ranks == 1:
                 kept = np.argsort(~running, kind="stable")[:size]
                 held.keep(kept)
                 rows = rows[kept]
@@ -180,13 +194,17 @@ class _Wave:
         finish: Finish = "aborted" if decoded.broken[row] else "stop" if stopped else "length"
         total = len(prompt) + len(tokens)
         blocks = self.plan.sample_table[row][: -(-total // self.block_size)]
+        of_rank = len(self.plan.sample_table) // self.data_ranks  # samples
+        recorded = blocks + row // of_rank * self.plan.num_blocks
         return Rollout(
             prompt=tuple(prompt),
             tokens=tokens,
             logprobs=logprobs,
             finish=finish,
             version=self.policy.version,
-            choices=None if stored.choices is None else stored.of_tokens(blocks, max(total - 1, 0)),
+            choices=None
+            if stored.choices is None
+            else stored.of_tokens(recorded, max(total - 1, 0)),
             pages=None if stored.pages is None else stored.pages[blocks],
             speculation=decoded.speculation(row),
         )

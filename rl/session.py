@@ -62,8 +62,7 @@ class Session(ABC):
         resume: bool,
     ):
         self.run, self.checkpoints = run, checkpoints
-        # placed, as a restored state is: one compilation for both
-        self.state = jax.device_put(state, jax.devices()[0])
+        self.state = self.placed(state)
         self.step, self.tokens, seconds = 0, 0.0, 0.0
         self.noted: dict[str, Any] = {}  # beside the newest checkpoint, if the run is resumed
         if resume:
@@ -77,6 +76,10 @@ class Session(ABC):
         self.watch = Stopwatch(seconds)
         self.reporter = Reporter(console, run.config.steps, self.step)
         self.last: dict[str, Any] = {}
+
+    def placed(self, state: TrainState) -> TrainState:
+        """The state where a restored one is, so that one compilation is for both."""
+        return jax.device_put(state, jax.devices()[0])
 
     @abstractmethod
     def updates(self) -> Iterator[Metrics]:

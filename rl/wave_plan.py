@@ -14,7 +14,8 @@ from minimax_jax.steps import bucket
 @dataclass(frozen=True, kw_only=True)
 class WavePlan:
     """Block tables of P prompts and of their P x G samples in one pool, -1 where there is none, and
-    what is copied once the prompts are in their blocks.
+    what is copied once the prompts are in their blocks. Data ranks share prompts and samples in
+    order, and each counts its blocks from 0.
     """
 
     lengths: Int[np.ndarray, "P"]
@@ -26,18 +27,26 @@ class WavePlan:
 
     @classmethod
     def of(
-        cls, lengths: Sequence[int], samples: int, max_tokens: int, block_size: int, least: int
+        cls,
+        lengths: Sequence[int],
+        samples: int,
+        max_tokens: int,
+        block_size: int,
+        *,
+        least: int,
+        data_ranks: int = 1,
     ) -> "WavePlan":
         """The plan for prompts of these lengths; a row of length 0 is unused. Tables are at least
         `least` wide.
         """
-        L = np.asarray(lengths)
+        assert len(lengths) % data_ranks == 0, "data ranks have equal numbers of prompts"
+        L, P = np.asarray(lengths), len(lengths) // data_ranks  # prompts of a rank
         shared, begun = np.divmod(L, block_size)  # whole blocks; tokens in the block after them
         width = bucket(int(-(-L.max() // block_size)), smallest=least)
         own = -(-(block_size - 1 + max_tokens) // block_size)
-        prompt_table = np.arange(len(L) * width).reshape(len(L), width)
+        prompt_table = np.arange(len(L) * width).reshape(len(L), width) % (P * width)
         S = len(L) * samples
-        own_blocks = len(L) * width + np.arange(S * own).reshape(S, own)
+        own_blocks = P * width + np.arange(S * own).reshape(S, own) % (P * samples * own)
         widest = bucket(int(shared.max()) + own, smallest=least)
         table = np.full((S, widest), -1, np.int32)
         for row in range(S):
@@ -53,5 +62,5 @@ class WavePlan:
             # a prompt that ends with its block has nothing to copy: its sample's block onto itself
             copy_from=np.where(np.repeat(begun > 0, samples), source, own_blocks[:, 0]),
             copy_to=own_blocks[:, 0],
-            num_blocks=len(L) * width + S * own,
+            num_blocks=P * (width + samples * own),
         )

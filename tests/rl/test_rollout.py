@@ -204,6 +204,20 @@ def test_the_plan_shares_whole_blocks_and_copies_the_begun_one():
     assert plan.sample_table.max() < plan.num_blocks
 
 
+def test_data_ranks_count_their_blocks_from_zero():
+    """Two ranks with two prompts and four samples each have the plan that one has of its own."""
+    lengths, how = [3, 16, 40, 7], {"samples": 2, "max_tokens": 20, "block_size": 16, "least": 2}
+    both = WavePlan.of(lengths, **how, data_ranks=2)
+    for rank, own in enumerate((lengths[:2], [*lengths[2:]])):
+        alone = WavePlan.of([*own, max(lengths)], **how)  # as wide
+        rows = slice(4 * rank, 4 * rank + 4)
+        same = (both.sample_table[rows] >= 0) == (alone.sample_table[:4] >= 0)
+        assert same.all() and both.sample_table[rows].max() < both.num_blocks
+        owned = both.sample_table[rows, :][both.sample_table[rows] >= 2 * 4]
+        assert len(np.unique(owned)) == len(owned)
+    np.testing.assert_array_equal(both.prompt_table[:2], both.prompt_table[2:])
+
+
 def test_a_copied_block_takes_everything_along():
     """F70: of every layer keys, values, their scales and index keys, and the experts' record."""
     empty = Cache.empty(LOADED.layout, 4).recording(LOADED.config)
