@@ -6,9 +6,10 @@ value is the true one divided by `DECODED`: 4 significant bits, exact for expone
 (weights up to 2^31; below 2^-108 bits are lost), infinite or NaN above.
 """
 
-from pallas_kernels.lanes import Word, bit_select, multiply_bf16, select, word
+from pallas_kernels.lanes import Word, bit_select, multiply_bf16, permute_bytes, select, word
 
 DECODED = 65536.0  # a true value divided by a decoded one: 2^16
+DECODED_BITS = 0x47800000  # of that float
 _BOTH = 0x00800080  # one, in the exponents of two bfloat16
 _BIAS = 120 - 16  # of a factor's exponent over the byte of the group
 _INFINITE = 255 - _BIAS  # the byte whose factor is infinite
@@ -21,8 +22,9 @@ def factor_pair(exponent: Word) -> Word:
 
 
 def value_pairs(codes: Word, factor: Word) -> list[Word]:
-    """Four codes -> bfloat16 pairs of (0, 2) and (1, 3), each value / `DECODED`."""
-    return [multiply_bf16(_wide(x), factor) for x in (codes << 8, codes)]
+    """Four codes -> bfloat16 pairs of (0, 1) and (2, 3), each value / `DECODED`."""
+    pairs = (permute_bytes(codes, codes, selector) for selector in (0x1000, 0x3222))
+    return [multiply_bf16(_wide(pair), factor) for pair in pairs]
 
 
 def _wide(x: Word) -> Word:

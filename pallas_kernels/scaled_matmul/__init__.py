@@ -10,11 +10,11 @@ from pallas_kernels.dispatch import Implementation, choose
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
 from pallas_kernels.layouts.nvfp4 import NVFP4Tensor
 from pallas_kernels.layouts.nvfp4_pages import NVFP4Pages
-from pallas_kernels.scaled_matmul import expanded, few_rows, reference
+from pallas_kernels.scaled_matmul import expanded, mosaic, reference
 
 Weight = Array | MXFP8Tensor | NVFP4Tensor | NVFP4Pages
 TABLE = (
-    Implementation("few_rows", few_rows.scaled_matmuls, few_rows.refuse),
+    Implementation("mosaic", mosaic.scaled_matmuls, mosaic.refuse),
     Implementation("expanded", expanded.scaled_matmuls, expanded.refuse),
     Implementation("reference", reference.scaled_matmuls),
 )

@@ -18,11 +18,16 @@ _AIM_BYTES, _AIM_FLOPS = 3e12, 600e12  # a second, for few rows and for many
 
 def random_weight(key: jax.Array, case: MatmulCase) -> Weight:
     """A weight [F, D] made of random bits in its own format."""
-    shape, keys = (case.out_dim, case.in_dim), jax.random.split(key)
     if case.format == "bf16":
-        return jax.random.normal(keys[0], shape, jnp.bfloat16)
-    bits = jax.random.bits(keys[0], shape, jnp.uint8) & _FINITE
-    powers = jax.random.randint(keys[1], (shape[0], shape[1] // GROUP), 110, 117)
+        return jax.random.normal(key, (case.out_dim, case.in_dim), jnp.bfloat16)
+    return random_mxfp8(key, case.out_dim, case.in_dim)
+
+
+def random_mxfp8(key: jax.Array, rows: int, columns: int) -> MXFP8Tensor:
+    """A matrix of finite codes of all kinds, in a range of a few powers of two."""
+    keys = jax.random.split(key)
+    bits = jax.random.bits(keys[0], (rows, columns), jnp.uint8) & _FINITE
+    powers = jax.random.randint(keys[1], (rows, columns // GROUP), 110, 117)
     codes = jax.lax.bitcast_convert_type(bits, jnp.float8_e4m3fn)
     return MXFP8Tensor(codes, powers.astype(jnp.uint8))
 

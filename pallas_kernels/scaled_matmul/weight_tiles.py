@@ -3,7 +3,8 @@
 A lane (g, t) = (lane / 4, lane % 4) of warp w reads 32 bytes of weight rows 16 w + g and 8 further:
 the group 32 t .. 32 t + 31 of a chunk of 128, and its exponent. Decoded, they are the A operand of
 64 weight rows; the contraction's order is free, so the rows of x are permuted, not the weights:
-pair q of the lane is operand q / 8, columns 8 (q % 8) + 2 t and the next one.
+pair q of the lane is operand q / 8, columns 8 (q % 8) + 2 t and the next one. (The same order as
+that of the experts' pages, whose kernel multiplies with a shared expert in MXFP8 as well.)
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from pallas_kernels import lanes, mxfp8_lanes
 from pallas_kernels.lanes import REF, SCALAR, Word
 
 TILE, STEP, CHUNK = 64, 256, 128  # weight rows; columns of a copy, and of one decoded piece
-GROUP = 32
+GROUP, SLAB = 32, 64
 _WARPS = 4  # of a team
 _WGMMA = plgpu.Layout.WGMMA
 CODES = (plgpu.TilingTransform((8, CHUNK)), plgpu.SwizzleTransform(128))
@@ -65,33 +66,31 @@ def _at_most(x: Word, bound: int) -> Word:
 def _store_piece(
     to: Any, padded: int, row: Word, eighth: Word, group: Word, words: list[Word]
 ) -> None:
-    """Eight elements: pairs (0, 2), (1, 3), (4, 6), (5, 7)."""
+    """Eight elements, as four pairs."""
     operand = ((eighth >> 2) << 1) + ((eighth >> 1) & 1)
     at = operand * (padded * 128) + (row << 7) + (group << 2)
-    for i in range(4):
-        low, high = words[i & 2], words[(i & 2) + 1]
-        pair = lanes.permute_bytes(low, high, 0x7632 if i & 1 else 0x5410)
+    for i, pair in enumerate(words):
         piece = (((eighth & 1) << 2) + i) ^ (row & 7)
         lanes.store_words(to, at + (piece << 4), [pair])
 
 
-def decoded(half: int, codes: Any, exponents: Any, step: Any) -> Any:
-    """Chunk `half` of a step's codes [64, 256], swizzled, with the exponents [64, ...] of its tile:
-    two A operands (64, 64).
+def decoded(chunk: int, codes: Any, exponents: Any, place: Any) -> Any:
+    """A chunk of a step's codes [64, 128 a chunk], swizzled, which is chunk `place` of its tile,
+    with the exponents [64, ...] of the tile: two A operands (64, 64).
     """
     operand = plgpu.ShapeDtypeStruct((TILE, 64), jnp.bfloat16, layout=_WGMMA)
-    stride = exponents.shape[1]
+    stride, row_bytes = exponents.shape[1], 8 * codes.shape[1]
 
     @lanes.code(plgpu.RefType(CODES), REF, SCALAR, returns=(operand, operand))
-    def decode(_, codes, exponents, step):
+    def decode(_, codes, exponents, place):
         g, t = lanes.lane() >> 2, lanes.lane() & 3
         base, powers = lanes.address(codes), lanes.address(exponents)
         rows = []
         for eight in (0, 1):
             row = (lanes.warp() << 4) + (g + 8 * eight)
-            group = (lanes.scalar(step) << 3) + (t + 4 * half)
+            group = (lanes.scalar(place) << 2) + t
             factor = mxfp8_lanes.factor_pair(lanes.load_bits(powers, row * stride + group, 8))
-            tile = ((lanes.warp() << 1) + eight) * 2048 + (1024 * half)
+            tile = ((lanes.warp() << 1) + eight) * row_bytes + 8 * CHUNK * chunk
             words = []
             for piece in (0, 1):
                 at = tile + (g << 7) + ((((t << 1) + piece) ^ g) << 4)
@@ -100,23 +99,24 @@ def decoded(half: int, codes: Any, exponents: Any, step: Any) -> Any:
         columns = [list(pair) for pair in zip(*rows, strict=True)]
         return lanes.bf16_accumulator(columns[:8]), lanes.bf16_accumulator(columns[8:])
 
-    return decode(codes, exponents, step)
+    return decode(codes, exponents, place)
 
 
-def store_sums(sums: Any, out: Any, part: Any, first: Any) -> None:
+def store_sums(sums: Any, out: Any, part: Any, first: Any, first_row: Any) -> None:
     """A tile's sums [64, N], of part `part` of the columns, to out [parts, M, F] from weight row
-    `first` on.
+    `first` and row `first_row` on.
     """
     _, rows, width = out.shape
 
-    @lanes.code(_WGMMA, REF, SCALAR, SCALAR)
-    def store(_, sums, out, part, first):
+    @lanes.code(_WGMMA, REF, *[SCALAR] * 3)
+    def store(_, sums, out, part, first, first_row):
         g, t = lanes.lane() >> 2, lanes.lane() & 3
         to, scale = lanes.address(out), lanes.real(mxfp8_lanes.DECODED)
         feature = lanes.scalar(first) + (lanes.warp() << 4) + g
         for i, tile in enumerate(lanes.tiles_of(sums)):
             for at, value in enumerate(tile):
-                row, column = (t << 1) + (8 * i + at % 2), feature + 8 * (at // 2)
+                row = lanes.scalar(first_row) + (t << 1) + (8 * i + at % 2)
+                column = feature + 8 * (at // 2)
                 place = ((lanes.scalar(part) * rows + row) * width + column) << 2
 
                 def write(place=place, value=value):
@@ -124,4 +124,4 @@ def store_sums(sums: Any, out: Any, part: Any, first: Any) -> None:
 
                 lanes.when(lanes.both(row.below(rows), column.below(width)), write)
 
-    store(sums, out, part, first)
+    store(sums, out, part, first, first_row)

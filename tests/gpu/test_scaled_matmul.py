@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
-from pallas_kernels.scaled_matmul import few_rows, scaled_matmul, scaled_matmuls
+from pallas_kernels.scaled_matmul import mosaic, scaled_matmul, scaled_matmuls
 from tests.numerics import assert_close
 from tests.ops.test_scaled_matmul import FORMATS, stored
 
@@ -29,12 +29,12 @@ def _rows(rng, *shape):
     return jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)
 
 
-@pytest.mark.parametrize("rows", [*range(1, 34), 64, 65, 127, 128])
-def test_few_rows_of_a_full_width_weight(rows):
+@pytest.mark.parametrize("rows", [*range(1, 34), 64, 65, 127, 128, 129, 200, 256])
+def test_any_number_of_rows_of_a_full_width_weight(rows):
     rng = np.random.default_rng(rows)
     weight, values = _random(rng, 1024 + 64 * (rows % 3), 6144)
     x = _rows(rng, rows, 6144)
-    (found,) = _matmuls(x, [weight], implementation="few_rows")
+    (found,) = _matmuls(x, [weight], implementation="mosaic")
     assert_close(found, np.asarray(x, np.float64) @ values.T, "f32")
 
 
@@ -44,7 +44,7 @@ def test_few_rows_of_odd_shapes(features, columns):
     rng = np.random.default_rng(features + columns)
     weight, values = _random(rng, features, columns)
     x = _rows(rng, 3, 3, columns)
-    (found,) = _matmuls(x, [weight], implementation="few_rows")
+    (found,) = _matmuls(x, [weight], implementation="mosaic")
     assert_close(found, np.asarray(x, np.float64) @ values.T, "f32")
 
 
@@ -54,7 +54,7 @@ def test_largest_and_smallest_exponents_are_exact(exponents):
     weight, values = _random(rng, 256, 1536, *exponents)
     x = np.zeros((8, 1536), np.float32)
     x[np.arange(8), np.arange(8) * 191] = 1.0
-    (found,) = _matmuls(jnp.asarray(x, jnp.bfloat16), [weight], implementation="few_rows")
+    (found,) = _matmuls(jnp.asarray(x, jnp.bfloat16), [weight], implementation="mosaic")
     expected = (x.astype(np.float64) @ values.T).astype(np.float32)
     assert_close(found, expected, "exact")
 
@@ -65,7 +65,7 @@ def test_several_weights_are_one_launch_with_the_same_bits_as_alone():
     sizes = (8192, 512, 512, 512, 128)
     pairs = [_random(rng, size, 6144) for size in sizes]
     x = _rows(rng, 5, 6144)
-    found = _matmuls(x, [weight for weight, _ in pairs], implementation="few_rows")
+    found = _matmuls(x, [weight for weight, _ in pairs], implementation="mosaic")
     for y, (_, values) in zip(found, pairs, strict=True):
         assert_close(y, np.asarray(x, np.float64) @ values.T, "f32")
 
@@ -73,10 +73,10 @@ def test_several_weights_are_one_launch_with_the_same_bits_as_alone():
 def test_a_row_has_the_same_bits_in_every_batch():
     rng = np.random.default_rng(5)
     weight, _ = _random(rng, 9856, 6144)
-    x = _rows(rng, 128, 6144)
-    (alone,) = _matmuls(x[:1], [weight], implementation="few_rows")
-    for rows in (2, 8, 9, 17, 32, 33, 128):
-        (among,) = _matmuls(x[:rows], [weight], implementation="few_rows")
+    x = _rows(rng, 256, 6144)
+    (alone,) = _matmuls(x[:1], [weight], implementation="mosaic")
+    for rows in (2, 8, 9, 17, 32, 33, 128, 256):
+        (among,) = _matmuls(x[:rows], [weight], implementation="mosaic")
         assert_close(among[:1], alone, "exact")
 
 
@@ -86,7 +86,7 @@ def test_the_gradient_of_the_rows():
     x, upstream = _rows(rng, 4, 1024), rng.standard_normal((4, 512)).astype(np.float32)
 
     def loss(x):
-        return jnp.sum(scaled_matmul(x, weight, implementation="few_rows") * upstream)
+        return jnp.sum(scaled_matmul(x, weight, implementation="mosaic") * upstream)
 
     assert_close(jax.jit(jax.grad(loss))(x), upstream.astype(np.float64) @ values, "bf16")
 
@@ -109,4 +109,4 @@ def test_the_kernel_is_what_a_decode_step_runs():
     rng = np.random.default_rng(8)
     weight, _ = _random(rng, 64, 512)
     options = {"out_dtype": jnp.dtype(jnp.bfloat16), "one_device": True}
-    assert few_rows.refuse(_rows(rng, 32, 512), [weight], **options) is None
+    assert mosaic.refuse(_rows(rng, 32, 512), [weight], **options) is None

@@ -10,8 +10,9 @@ import pytest
 
 from pallas_kernels import mxfp8_lanes
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
-from pallas_kernels.scaled_matmul import few_rows, weight_tiles
-from pallas_kernels.scaled_matmul.few_rows import Plan
+from pallas_kernels.scaled_matmul import few_rows, mosaic, some_rows, weight_tiles
+from pallas_kernels.scaled_matmul import plan as plans
+from pallas_kernels.scaled_matmul.plan import Plan
 from tests.numerics import assert_close
 from tests.ops.emulated_lanes import Ref
 from tests.ops.lane_emulator import launch
@@ -52,7 +53,7 @@ def _values(codes, exponents):
 def _emulated(monkeypatch, x, weights):
     """The kernel's product, by its programs."""
     monkeypatch.setattr(few_rows, "TEAMS", 1)
-    monkeypatch.setattr(few_rows, "_MULTIPROCESSORS", 3)
+    monkeypatch.setattr(plans, "MULTIPROCESSORS", 3)
     features = sum(len(codes) for codes, _ in weights)
     plan = Plan(rows=len(x), tiles=-(-features // 64), columns=x.shape[1])
     out = np.full((plan.parts, plan.rows, features), np.nan, np.float32)
@@ -96,12 +97,29 @@ def test_every_code_is_exact_at_the_ends_of_the_exponents(monkeypatch, exponents
     assert_close(found, expected.astype(np.float32), "exact")
 
 
+def test_rows_are_permuted_as_a_lane_has_its_columns():
+    x = jnp.arange(3.0 * 256).reshape(3, 256)
+    found = some_rows._permuted(x, 8)
+    assert found.shape == (4, 8, 64) and not found[:, 3:].any()
+    for column in range(256):
+        t, j, e = column % 128 // 32, column % 32 // 2, column % 2
+        slab, place = column // 128 * 2 + j // 8, 8 * (j % 8) + 2 * t + e
+        assert (found[slab, :3, place] == x[:, column]).all()
+
+
+@pytest.mark.parametrize("rows", [33, 128, 129, 256])
+def test_groups_of_rows_fit_in_memory_and_hold_them_all(rows):
+    units = some_rows.Units(Plan(rows=rows, tiles=154, columns=6144))
+    assert units.groups * units.rows >= rows and units.rows <= some_rows.GROUP_ROWS
+    assert units.ring >= 2 and units.plan.width == 1536
+
+
 def test_no_split_depends_on_the_number_of_rows():
     plans = [Plan(rows=rows, tiles=154, columns=6144) for rows in (1, 8, 17, 32)]
     assert {(plan.width, plan.parts) for plan in plans} == {(1536, 4)}
 
 
-@pytest.mark.parametrize("rows", [1, 17, 33])
+@pytest.mark.parametrize("rows", [1, 17, 256])
 @pytest.mark.parametrize("sizes", [(9856,), (8192, 512, 128), (1000,)])
 def test_it_lowers(rows, sizes):
     def shape(*axes, dtype):
@@ -110,23 +128,23 @@ def test_it_lowers(rows, sizes):
     weights = [
         (shape(F, 6144, dtype=jnp.float8_e4m3fn), shape(F, 192, dtype=jnp.uint8)) for F in sizes
     ]
-    traced = jax.jit(few_rows._products).trace(shape(rows, 6144, dtype=jnp.bfloat16), weights)
+    traced = jax.jit(mosaic._products).trace(shape(rows, 6144, dtype=jnp.bfloat16), weights)
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def test_what_it_does_not_take_is_said(monkeypatch):
-    monkeypatch.setattr(few_rows, "refuse_device", lambda: None)
+    monkeypatch.setattr(mosaic, "refuse_device", lambda: None)
     good = MXFP8Tensor(*(jnp.zeros((64, 512 // n), jnp.uint8) for n in (1, 32)))
     x = jnp.zeros((4, 512), jnp.bfloat16)
 
     def reason(x=x, weights=(good,), one_device=True):
-        said = few_rows.refuse(x, weights, out_dtype=jnp.float32, one_device=one_device)
+        said = mosaic.refuse(x, weights, out_dtype=jnp.float32, one_device=one_device)
         return str(said)
 
     assert reason() == "None"
     assert "float32, not bfloat16" in reason(x=x.astype(jnp.float32))
-    assert "0 rows, not 1 to 128" in reason(x=x[:0])
-    assert "129 rows" in reason(x=jnp.zeros((129, 512), jnp.bfloat16))
+    assert "0 rows, not 1 to 256" in reason(x=x[:0])
+    assert "257 rows" in reason(x=jnp.zeros((257, 512), jnp.bfloat16))
     assert "not MXFP8" in reason(weights=(jnp.zeros((64, 512)),))
     assert "256 columns" in reason(x=x[:, :256])
     assert "partition" in reason(one_device=False)
