@@ -51,6 +51,11 @@ class Experts(nnx.Module):
         self.w2 = GroupedLinear(moe.num_experts, dim, moe.expert_dim, ("embed", "expert_mlp"), rngs)
         self.num_experts, self.config = moe.num_experts, config.mlp
 
+    @property
+    def matrices(self) -> Matrices:
+        """Of all experts that are here."""
+        return Matrices(*(one.weight.get_value() for one in (self.w1, self.w3, self.w2)))
+
     def __call__(
         self,
         x: Float[Array, "*rows D"],

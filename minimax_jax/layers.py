@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 
 from configs.parts import MLPConfig
 from minimax_jax.lora import Adapter, LowRank, low_rank, part
-from pallas_kernels.grouped_matmul import Activation, swiglu
+from pallas_kernels.grouped_matmul import Activation, Matrices, swiglu
 from pallas_kernels.kv_insert import gemma_norm
 from pallas_kernels.scaled_matmul import scaled_matmuls
 from sharding.mesh import is_partitioned
@@ -98,6 +98,12 @@ class MLP(nnx.Module):
         self.up_proj = Linear(hidden, dim, ("mlp", "embed"), rngs)
         self.down_proj = Linear(dim, hidden, ("embed", "mlp"), rngs)
         self.config = config
+
+    @property
+    def matrices(self) -> Matrices:
+        """Its three weights."""
+        of = self.gate_proj, self.up_proj, self.down_proj
+        return Matrices(*(one.weight.get_value() for one in of))
 
     def __call__(
         self, x: Float[Array, "*rows D"], adapter: Adapter = None

@@ -26,6 +26,7 @@ TABLE = (
     Implementation("reference", reference.grouped_matmul),
 )
 MIXTURES = (
+    Implementation("few_tokens", mosaic.few_tokens, mosaic.refuse_few_tokens),
     Implementation("mosaic", mosaic.mixture, mosaic.refuse_mixture),
     Implementation("reference", by_parts.mixture),
 )
@@ -55,14 +56,16 @@ def mixture(
     experts: Int[Array, "T X"],
     weights: Float[Array, "T X"],
     activation: Activation,
+    shared: Matrices | None = None,
     *,
     implementation: str | None = None,
 ) -> Float[Array, "T D"]:
-    """The sum of each token's experts, times their weights: down (act(gate x, up x)).
+    """The sum of each token's experts, times their weights: down (act(gate x, up x)); and that of
+    an expert that all tokens share, if there is one.
 
     Products are summed in float32 and rounded to x's dtype; so are the activations. The weighted
-    sum is float32, in the order of the token's choices. Ids outside of 0 .. E - 1 add nothing:
-    other devices have those experts.
+    sum is float32, in the order of the token's choices; it is rounded before the shared expert's
+    is added. Ids outside of 0 .. E - 1 add nothing: other devices have those experts.
     """
-    args = x, matrices, experts, weights, activation
+    args = x, matrices, experts, weights, activation, shared
     return choose(MIXTURES, implementation, *args).run(*args)

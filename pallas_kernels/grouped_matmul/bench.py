@@ -1,5 +1,6 @@
 """Rows of the benchmark: routed experts of the full model on one rank, without router and shared
-expert, from tokens and their groups to weighted sums; and with the grouping.
+expert, from tokens and their groups to weighted sums; with the grouping, which is always within
+what few tokens take; and for these with the shared expert.
 """
 
 from functools import cache, partial
@@ -11,7 +12,9 @@ import numpy as np
 from pallas_kernels.benchmark import Benchmark
 from pallas_kernels.cases import MOE, MoECase
 from pallas_kernels.grouped_matmul import Activation, Matrices, grouping, mosaic
+from pallas_kernels.grouped_matmul.grouping import EIGHT
 from pallas_kernels.layouts.nvfp4_pages import CODE_BYTES, COLUMNS, LINE, LINES, ROWS, NVFP4Pages
+from pallas_kernels.scaled_matmul.bench import random_mxfp8
 from pallas_kernels.timing import Chain
 
 _CALLS = {1: 24, 8: 15, 32: 9, 128: 6}  # by tokens: every call has a routing of its own
@@ -55,6 +58,31 @@ def _matrices(E: int, D: int, F: int) -> Matrices:
     return Matrices(*(_pages(i, E, *shape) for i, shape in enumerate(((F, D), (F, D), (D, F)))))
 
 
+@cache
+def _shared(D: int, F: int) -> list[Matrices]:
+    """Two shared experts, for calls to take in turn."""
+    keys = jax.random.split(jax.random.key(3, impl="unsafe_rbg"), (2, 3))
+    shapes = ((F, D), (F, D), (D, F))
+    make = jax.jit(random_mxfp8, static_argnums=(1, 2))
+    return [Matrices(*(make(k, *s) for k, s in zip(some, shapes, strict=True))) for some in keys]
+
+
+def _few_chain(case: MoECase, with_shared: bool) -> Chain:
+    """Few tokens, whose groups the kernels find."""
+    T, X, D, F = case.tokens, case.choices, case.width, case.expert_width
+    x = jax.random.normal(jax.random.key(9), (T, D), jnp.bfloat16)
+    weights = jnp.full((T, X), 1 / X, jnp.float32)
+    routings = [jnp.asarray(one, jnp.int32) for one in _routings(case)]
+    shared = _shared(D, F) if with_shared else [None]
+
+    def call(matrices, x, operands):
+        routing, shared = operands
+        return x, mosaic.few_tokens(x, matrices, routing, weights, Activation(), shared)
+
+    operands = [(one, shared[i % len(shared)]) for i, one in enumerate(routings)]
+    return Chain(call, _matrices(case.experts, D, F), x, operands)
+
+
 def _chain(case: MoECase, with_grouping: bool) -> Chain:
     D = case.width
     matrices = _matrices(case.experts, D, case.expert_width)
@@ -71,21 +99,26 @@ def _chain(case: MoECase, with_grouping: bool) -> Chain:
     return Chain(call, matrices, x, operands)
 
 
-def _row(case: MoECase, with_grouping: bool = False) -> Benchmark:
+def _row(case: MoECase, with_grouping: bool = False, with_shared: bool = False) -> Benchmark:
     D, F, T, X = case.width, case.expert_width, case.tokens, case.choices
     experts = np.mean([len(np.unique(one)) for one in _routings(case)])
     kind = "all to 4 experts" if case.skewed else "uniform"
     kind += ", with grouping" if with_grouping else ""
+    kind += ", with the shared expert" if with_shared else ""
+    few, shared_bytes = T <= EIGHT, 3 * D * F * 33 // 32 if with_shared else 0
     return Benchmark(
         name=f"moe {T} tokens, {kind}",
-        make=partial(_chain, case, with_grouping),
-        bytes=int(experts * 3 * D * F * 9 / 16) + 2 * T * D * 2,
-        flops=2 * T * X * 3 * D * F,
-        aim_us=None if case.skewed or with_grouping else _AIMS[T],
+        make=partial(_few_chain, case, with_shared)
+        if few
+        else partial(_chain, case, with_grouping),
+        bytes=int(experts * 3 * D * F * 9 / 16) + shared_bytes + 2 * T * D * 2,
+        flops=2 * T * (X + with_shared) * 3 * D * F,
+        aim_us=None if case.skewed or with_grouping or with_shared else _AIMS[T],
     )
 
 
 BENCHMARKS = (
     *(_row(case) for case in MOE.values()),
-    *(_row(MOE[name], with_grouping=True) for name in ("full_1", "full_128", "full_4096")),
+    *(_row(MOE[name], with_grouping=True) for name in ("full_128", "full_4096")),
+    *(_row(MOE[name], with_shared=True) for name in ("full_1", "full_8")),
 )

@@ -11,11 +11,11 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.grouped_matmul import reference
 from pallas_kernels.grouped_matmul.activation import Activation, swiglu
 from pallas_kernels.grouped_matmul.rows import permute_rows
-from pallas_kernels.scaled_matmul import Weight
+from pallas_kernels.scaled_matmul import Weight, scaled_matmul, scaled_matmuls
 
 
 class Matrices(NamedTuple):
-    """Of all experts, in any stored format."""
+    """Of all experts, in any stored format; without E those of the shared one."""
 
     gate: Weight  # [E, F, D]
     up: Weight  # [E, F, D]
@@ -31,6 +31,7 @@ def mixture(
     experts: Int[Array, "T X"],
     weights: Float[Array, "T X"],
     activation: Activation,
+    shared: Matrices | None = None,
 ) -> Float[Array, "T D"]:
     """See the package."""
 
@@ -38,7 +39,16 @@ def mixture(
         one = getattr(matrices, name)
         return reference.grouped_matmul(rows, one, sizes, out_dtype=jnp.float32)
 
-    return mixture_by(linear, x, matrices.gate.shape[0], experts, weights, activation)
+    y = mixture_by(linear, x, matrices.gate.shape[0], experts, weights, activation)
+    return y if shared is None else y + of_shared(x, shared, activation)
+
+
+def of_shared(
+    x: Float[Array, "T D"], matrices: Matrices, activation: Activation
+) -> Float[Array, "T D"]:
+    """One expert that all tokens meet, its matrices [F, D], [F, D] and [D, F]."""
+    gate, up = scaled_matmuls(x, [matrices.gate, matrices.up], out_dtype=x.dtype)
+    return scaled_matmul(swiglu(gate, up, activation), matrices.down, out_dtype=x.dtype)
 
 
 def mixture_by(

@@ -23,13 +23,18 @@ _COLUMNS = 128 * _PIECE
 
 
 def combined(
-    y: Float[Array, "S D"], place: Int[Array, "T X"], weights: Float[Array, "T X"]
+    y: Float[Array, "S D"],
+    place: Int[Array, "T X"],
+    weights: Float[Array, "T X"],
+    shared: int | None = None,
 ) -> Float[Array, "T D"]:
-    """sum_x weights[t, x] y[place[t, x]]; places that y does not have add nothing."""
+    """sum_x weights[t, x] y[place[t, x]]; places that y does not have add nothing. To the rounded
+    sum comes y[shared + t], where there is one.
+    """
     assert y.dtype.itemsize == 2 and y.shape[1] % _PIECE == 0
     (T, X), D = place.shape, y.shape[1]
     kernel = plgpu.kernel(
-        functools.partial(_program, X),
+        functools.partial(_program, X, shared),
         out_type=jax.ShapeDtypeStruct((T, D), y.dtype),
         grid=(T, -(-D // _COLUMNS)),
         grid_names=("token", "part"),
@@ -38,7 +43,7 @@ def combined(
     return kernel(y, place.astype(jnp.int32), weights.astype(jnp.float32))
 
 
-def _program(choices: int, y: Any, place: Any, weights: Any, out: Any) -> None:
+def _program(choices: int, shared: int | None, y: Any, place: Any, weights: Any, out: Any) -> None:
     places, width = y.shape
     halves = y.dtype == jnp.float16
 
@@ -57,8 +62,12 @@ def _program(choices: int, y: Any, place: Any, weights: Any, out: Any) -> None:
                 row = lanes.select(here, at, lanes.word(0))
                 words = lanes.load_words(lanes.address(y), (row * width + column) << 1, 4)
                 rows.append((here, factor, words))
-            to = lanes.address(out, (token * width + column) << 1)
-            lanes.store_words(to, 0, _total(rows, halves))
+            words = _total(rows, halves)
+            if shared is not None:
+                at = (token + shared) * width + column
+                more = lanes.load_words(lanes.address(y), at << 1, 4)
+                words = [_sum(*pair, halves) for pair in zip(words, more, strict=True)]
+            lanes.store_words(lanes.address(out, (token * width + column) << 1), 0, words)
 
         lanes.when(column.below(width), run)
 
@@ -75,6 +84,14 @@ def _total(rows: list, halves: bool) -> list[Word]:
             for total, value in zip(totals, values, strict=True)
         ]
     return [_pack(totals[2 * i], totals[2 * i + 1], halves) for i in range(_PIECE // 2)]
+
+
+def _sum(a: Word, b: Word, halves: bool) -> Word:
+    low, high = (
+        x + y
+        for x, y in zip(lanes.reals_of_pair(a, halves), lanes.reals_of_pair(b, halves), strict=True)
+    )
+    return _pack(low, high, halves)
 
 
 def _pack(low: Real, high: Real, halves: bool) -> Word:

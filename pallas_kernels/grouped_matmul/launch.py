@@ -34,7 +34,7 @@ class Launch:
     columns: int  # K
     pages: int  # of a matrix, along its rows
     matrices: int  # 2: gate and up; 1: down, of which a unit has rows from two places
-    store: Any  # (sums, out, page, place, count, scale, another scale or pages apart)
+    store: Any  # (sums, out, page, place, start, end, scale, another scale or pages apart)
     out: Any  # what is stored
 
     @property

@@ -8,6 +8,7 @@ Memory: each row of x once a choice (from the L2 after the first), the same writ
 empty are not written.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ WIDTHS = 256  # x has a multiple of these columns, or the lanes of a warp would 
 _MOST_PROGRAMS = 132 * 12  # of an H200, all resident
 _THREADS = 128
 _PIECE = 8  # elements that a lane moves at once
+_EIGHTHS = SLAB // _PIECE  # pieces of a row of a slab
 _FLIGHT = 8  # pieces that it loads before it stores the first
 
 
@@ -85,33 +87,88 @@ def load_rows(rows: int, columns: int, teams: int, transforms: Any) -> Callable:
     """The same of places `first` .. `first + rows` into shared memory [columns / 64, rows, 64],
     swizzled, by all threads of `teams` warpgroups together; rows of empty places are any.
     """
-    pieces = columns // _PIECE
-    threads = teams * _THREADS
 
     @lanes.code(REF, REF, plgpu.RefType(transforms), SCALAR, SCALAR)
     def load(_, x, token, to, first, team):
-        source, target = lanes.address(x), lanes.address(to)
         tokens = lanes.address(token, lanes.scalar(first) << 2)
+
+        def source_of(row: Word) -> Word:
+            (token,) = lanes.load_words(tokens, row << 2, 1)
+            return lanes.select(token.below(0), lanes.word(0), token)
+
+        addresses = lanes.address(x), lanes.address(to)
+        _load_rows(*addresses, (rows, columns // _PIECE), lanes.scalar(team), teams, source_of)
+
+    return load
+
+
+def load_first_rows(rows: int, columns: int, teams: int, transforms: Any) -> Callable:
+    """All rows of x into the first ones of [columns / 64, 8, 64], alike."""
+
+    @lanes.code(REF, plgpu.RefType(transforms), SCALAR)
+    def load(_, x, to, team):
+        addresses = lanes.address(x), lanes.address(to)
+        _load_rows(
+            *addresses, (rows, columns // _PIECE), lanes.scalar(team), teams, lambda row: row
+        )
+
+    return load
+
+
+def load_sorted_rows(rows: int, shape: tuple[int, ...], teams: int, transforms: Any) -> Callable:
+    """Places `first` .. `first + rows` of what this file makes, of this shape [slabs, S, 64], into
+    the rows from `row` on of the slabs from `slab` on of [..., 8, 64], swizzled, by all threads
+    together.
+    """
+    slabs, places, _ = shape
+    pieces, threads = rows * slabs * _EIGHTHS, teams * _THREADS
+
+    @lanes.code(REF, plgpu.RefType(transforms), *[SCALAR] * 4)
+    def load(_, x, to, first, slab, row, team):
+        first_row = lanes.scalar(row)
+        source = lanes.address(x, lanes.scalar(first) << 7)
+        target = lanes.address(to, (lanes.scalar(slab) << 10) + (first_row << 7))
         thread = lanes.thread() + lanes.scalar(team) * _THREADS
-        starts = range(0, rows * pieces, threads)
+        starts = range(0, pieces, threads)
         for begin in range(0, len(starts), _FLIGHT):
             some = []
             for start in starts[begin : begin + _FLIGHT]:
-                inside = thread + start
-                end = lanes.word(rows * pieces - 1)
-                inside = lanes.select(inside.below(rows * pieces), inside, end)
-                row = inside // pieces
-                piece = inside + row * -pieces
-                (source_row,) = lanes.load_words(tokens, row << 2, 1)
-                source_row = lanes.select(source_row.below(0), lanes.word(0), source_row)
-                at = (source_row * pieces + piece) << 4
-                some.append((row, piece, lanes.load_words(source, at, 4)))
-            for row, piece, words in some:
-                slab, sixteen = _target(piece)
-                at = slab * (rows * 128) + (row << 7) + ((sixteen ^ (row & 7)) << 4)
-                lanes.store_words(target, at, _across(words))
+                piece = _at_most(thread + start, pieces - 1)
+                eighth, line = piece & 7, piece >> 3
+                one = line // rows
+                n = line + one * -rows
+                words = lanes.load_words(source, ((one * places + n) << 7) + (eighth << 4), 4)
+                at = (one << 10) + (n << 7) + ((eighth ^ (first_row + n)) << 4)
+                some.append((at, words))
+            for at, words in some:
+                lanes.store_words(target, at, words)
 
     return load
+
+
+def _load_rows(
+    source: Any, target: Any, shape: tuple[int, int], team: Word, teams: int, source_of: Callable
+) -> None:
+    rows, pieces = shape
+    thread = lanes.thread() + team * _THREADS
+    starts = range(0, rows * pieces, teams * _THREADS)
+    for begin in range(0, len(starts), _FLIGHT):
+        some = []
+        for start in starts[begin : begin + _FLIGHT]:
+            inside = _at_most(thread + start, rows * pieces - 1)
+            row = inside // pieces
+            piece = inside + row * -pieces
+            at = (source_of(row) * pieces + piece) << 4
+            some.append((start, row, piece, lanes.load_words(source, at, 4)))
+        for start, row, piece, words in some:
+            slab, sixteen = _target(piece)
+            at = (slab << 10) + (row << 7) + ((sixteen ^ (row & 7)) << 4)
+            store = functools.partial(lanes.store_words, target, at, _across(words))
+            lanes.when((thread + start).below(rows * pieces), store)
+
+
+def _at_most(x: Word, bound: int) -> Word:
+    return lanes.select(x.below(bound), x, lanes.word(bound))
 
 
 def _target(piece: Word) -> tuple[Word, Word]:

@@ -6,6 +6,7 @@ reference's: the experts are frozen, so only rows and mixing weights have any.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import refuse_device
-from pallas_kernels.grouped_matmul import by_parts, grouping, products, reference
+from pallas_kernels.grouped_matmul import by_parts, few_mixture, grouping, products, reference
 from pallas_kernels.grouped_matmul.activation import Activation
 from pallas_kernels.grouped_matmul.by_parts import Matrices
 from pallas_kernels.grouped_matmul.combined import combined
@@ -26,9 +27,15 @@ _HALVES = (jnp.bfloat16, jnp.float16)
 _LARGEST_OUTPUT = 2**30  # bytes of the sorted rows' outputs
 
 
-def refuse_mixture(x, matrices, experts, weights, activation) -> str | None:
+def refuse_mixture(x, matrices, experts, weights, activation, shared) -> str | None:
     """A sentence for what these kernels do not do."""
     return _refuse(x, experts.size, matrices)
+
+
+def refuse_few_tokens(x, matrices, experts, weights, activation, shared) -> str | None:
+    """A sentence for what these kernels do not do."""
+    reason = _refuse(x, experts.size, matrices)
+    return reason or few_mixture.refuse(x, matrices, experts.size, shared)
 
 
 def refuse_matmul(x, weights, group_sizes, *, out_dtype) -> str | None:
@@ -59,38 +66,65 @@ def mixture(
     experts: Int[Array, "T X"],
     weights: Float[Array, "T X"],
     activation: Activation,
+    shared: Matrices | None,
 ) -> Float[Array, "T D"]:
     """See the package."""
     X, D = experts.shape[1], x.shape[1]
     together = max(1, _LARGEST_OUTPUT // (X * D * x.dtype.itemsize))
-    run = partial(_mixture, activation)
-    parts = [
-        run(x[i : i + together], matrices, experts[i : i + together], weights[i : i + together])
+    parts: list[Any] = [
+        _frozen(
+            _grouped,
+            activation,
+            x[i : i + together],
+            matrices,
+            None,
+            experts[i : i + together],
+            weights[i : i + together],
+        )
         for i in range(0, len(x), together)
     ]
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+    y = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+    return y if shared is None else y + by_parts.of_shared(x, shared, activation)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _mixture(activation, x, matrices, experts, weights):
+def few_tokens(
+    x: Float[Array, "T D"],
+    matrices: Matrices,
+    experts: Int[Array, "T X"],
+    weights: Float[Array, "T X"],
+    activation: Activation,
+    shared: Matrices | None,
+) -> Float[Array, "T D"]:
+    """See the package."""
+    y: Any = _frozen(few_mixture.mixture, activation, x, matrices, shared, experts, weights)
+    return y
+
+
+def _grouped(x, matrices, experts, weights, activation, _) -> Float[Array, "T D"]:
     E = matrices.gate.shape[0]
     return mixture_of(x, matrices, grouping.make(experts, E), weights, activation)
 
 
-def _forward(activation, x, matrices, experts, weights):
-    return _mixture(activation, x, matrices, experts, weights), (x, matrices, experts, weights)
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _frozen(run, activation, x, matrices, shared, experts, weights):
+    return run(x, matrices, experts, weights, activation, shared)
 
 
-def _backward(activation, kept, gradient):
-    x, matrices, experts, weights = kept
-    _, pull = jax.vjp(
-        lambda x, weights: by_parts.mixture(x, matrices, experts, weights, activation), x, weights
-    )
-    of_x, of_weights = pull(gradient)
-    return of_x, None, None, of_weights
+def _forward(run, activation, *operands):
+    return _frozen(run, activation, *operands), operands
 
 
-_mixture.defvjp(_forward, _backward)
+def _backward(_, activation, operands, gradient):
+    x, matrices, shared, experts, weights = operands
+
+    def meaning(x, weights):
+        return by_parts.mixture(x, matrices, experts, weights, activation, shared)
+
+    of_x, of_weights = jax.vjp(meaning, x, weights)[1](gradient)
+    return of_x, None, None, None, of_weights
+
+
+_frozen.defvjp(_forward, _backward)
 
 
 def mixture_of(

@@ -84,14 +84,17 @@ def scale_pairs(scales: Word, dtype: Any) -> list[Word]:
     return pairs
 
 
-def store_activations(shape: tuple[int, ...], dtype: Any, activation: Activation) -> Any:
+def store_activations(
+    shape: tuple[int, ...], dtype: Any, activation: Activation, rounded: bool = False
+) -> Any:
     """Stores the activations of one page of features, gate in the first rows of the sums and up in
-    the second, as `matching_rows` has them: out [slabs, S, 64].
+    the second, as `matching_rows` has them: out [slabs, S, 64]. Column n of the sums is the row at
+    place `first` + n, if `start` <= n < `end`. Gate and up are first rounded as well, if `rounded`.
     """
     _, places, _ = shape
 
-    @lanes.code(_WGMMA, REF, *[SCALAR] * 5)
-    def store(_, sums, out, page, first, count, gate_scale, up_scale):
+    @lanes.code(_WGMMA, REF, *[SCALAR] * 6)
+    def store(_, sums, out, page, first, start, end, gate_scale, up_scale):
         page, first = lanes.scalar(page), lanes.scalar(first)
         scales = [lanes.real_of_bits(lanes.scalar(x)) for x in (gate_scale, up_scale)]
         g, w = lanes.lane() >> 2, lanes.warp()
@@ -100,19 +103,21 @@ def store_activations(shape: tuple[int, ...], dtype: Any, activation: Activation
         to = lanes.address(out, (slab * places + first << 7) + (word << 2))
         for i, tile in enumerate(lanes.tiles_of(sums)):
             gates, ups = [x * scales[0] for x in tile[:2]], [x * scales[1] for x in tile[2:]]
+            if rounded:
+                gates, ups = (_rounded(*pair, jnp.dtype(dtype)) for pair in (gates, ups))
             values = [_activated(*both, activation) for both in zip(gates, ups, strict=True)]
-            _store_pair(to, SLAB, 8 * i, values, lanes.scalar(count), dtype)
+            _store_pair(to, SLAB, 8 * i, values, (lanes.scalar(start), lanes.scalar(end)), dtype)
 
     return store
 
 
 def store_outputs(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Stores the sums of two pages of outputs: out [S, D]."""
+    """Stores the sums of two pages of outputs: out [S, D]; columns as in `store_activations`."""
     _, width = shape
     size = jnp.dtype(dtype).itemsize
 
-    @lanes.code(_WGMMA, REF, *[SCALAR] * 5)
-    def store(_, sums, out, page, first, count, scale, apart):
+    @lanes.code(_WGMMA, REF, *[SCALAR] * 6)
+    def store(_, sums, out, page, first, start, end, scale, apart):
         column = (lanes.scalar(page) << 5) + (lanes.warp() << 3) + ((lanes.lane() >> 2) & 6)
         to = lanes.address(out, (lanes.scalar(first) * width + column) * size)
         to = to, lanes.at(to, lanes.scalar(apart) * (32 * size))
@@ -120,7 +125,8 @@ def store_outputs(shape: tuple[int, ...], dtype: Any) -> Any:
         for i, tile in enumerate(lanes.tiles_of(sums)):
             for half in (0, 1):
                 values = [x * scale for x in tile[2 * half : 2 * half + 2]]
-                _store_pair(to[half], width, 8 * i, values, lanes.scalar(count), dtype)
+                kept = lanes.scalar(start), lanes.scalar(end)
+                _store_pair(to[half], width, 8 * i, values, kept, dtype)
 
     return store
 
@@ -134,7 +140,7 @@ def _activated(gate: Real, up: Real, activation: Activation) -> Real:
 
 
 def _store_pair(
-    to: Any, width: int, token: int, values: list[Real], count: Word, dtype: Any
+    to: Any, width: int, token: int, values: list[Real], kept: tuple[Word, Word], dtype: Any
 ) -> None:
     """A row's values of tokens 2 t and 2 t + 1 after `token`, whose rows are `width` elements
     apart: lanes of an even row and of the next one swap, so that each has both rows of one token,
@@ -147,7 +153,14 @@ def _store_pair(
     words = _words_of(low, high, jnp.dtype(dtype))
     mine = ((lanes.lane() & 3) << 1) + odd + token
     at = mine * (width * jnp.dtype(dtype).itemsize)
-    lanes.when(mine.below(count), lambda: lanes.store_words(to, at, words))
+    start, end = kept
+    inside = lanes.both(mine.below(end), lanes.negate(mine.below(start)))
+    lanes.when(inside, lambda: lanes.store_words(to, at, words))
+
+
+def _rounded(low: Real, high: Real, dtype: Any) -> list[Real]:
+    (pair,) = _words_of(low, high, dtype)
+    return lanes.reals_of_pair(pair, dtype == jnp.float16)
 
 
 def _words_of(low: Real, high: Real, dtype: Any) -> list[Word]:

@@ -61,7 +61,7 @@ def _run(matrices: int, store, out, x, weights, groups: Grouping, sorted_rows: b
         store=store,
         out=out,
     )
-    scales = [_scale_bits(one) for one in weights]
+    scales = [scale_bits(one) for one in weights]
     operands = *(one.pages for one in weights), *scales, *groups.operands
     if launch.rows == EIGHT and columns <= _RESIDENT_COLUMNS:
         return resident.kernel(launch, x.dtype, sorted_rows)(x, groups.token, *operands)
@@ -70,6 +70,6 @@ def _run(matrices: int, store, out, x, weights, groups: Grouping, sorted_rows: b
     return streamed.kernel(launch, x.dtype)(x, *operands)
 
 
-def _scale_bits(weights: NVFP4Pages) -> Int[Array, "E"]:
+def scale_bits(weights: NVFP4Pages) -> Int[Array, "E"]:
     """What sums are multiplied with, as bits."""
     return lax.bitcast_convert_type(weights.multiplier * jnp.float32(DECODED), jnp.int32)

@@ -150,7 +150,7 @@ def _program(
         sums = plgpu.ACC((64, EIGHT), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
         sums = pl.run_scoped(products, sums)
         last = launch.last(second_scale, units.apart)
-        launch.store(sums, out, page, place, count, first_scale, last)
+        launch.store(sums, out, page, place, jnp.int32(0), count, first_scale, last)
         return group, next_expert, next_page
 
     @pl.when(end > first)

@@ -127,7 +127,8 @@ def _program(
             def _(width=width):
                 sums = plgpu.ACC((64, width), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
                 sums = pl.run_scoped(functools.partial(products, width), sums)
-                launch.store(sums, out, page + team, place, count, first_scale, last)
+                kept = jnp.int32(0), count
+                launch.store(sums, out, page + team, place, *kept, first_scale, last)
 
             narrower = width
         return carry

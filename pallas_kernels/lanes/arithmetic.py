@@ -48,6 +48,11 @@ def permute_bytes(a: Word, b: Word, selector: int) -> Word:
     return Word(asm(i32(), args, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r"))
 
 
+def count_bits(x: Word) -> Word:
+    """How many bits are set."""
+    return Word(asm(i32(), [x.value], "popc.b32 $0, $1;", "=r,r"))
+
+
 def half2_of_e4m3(x: Word) -> Word:
     """The float16 values of the two E4M3 bytes in the low half of x, exact; NaN stays NaN."""
     text = "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $1; cvt.rn.f16x2.e4m3x2 $0, lo; }"

@@ -10,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
-from pallas_kernels.lanes.registers import Real, Word, asm, asm_void, i32, word
+from pallas_kernels.lanes.registers import Real, Word, asm, asm_of_warp, asm_void, i32, word
 
 REF = plgpu.RefType()  # arguments of `code`: a reference without transforms,
 SCALAR = plgpu.Layout.WG_SPLAT(())  # and an int32 scalar
@@ -89,6 +89,24 @@ def first_lane(condition: Any) -> Word:
         "vote.sync.ballot.b32 set, mine, 0xffffffff; brev.b32 set, set; clz.b32 $0, set; }"
     )
     return Word(asm(i32(), [arith.extui(i32(), condition)], text, "=r,r"))
+
+
+def lanes_where(condition: Any) -> Word:
+    """A bit for each lane of the warp, set where a condition (i1) holds."""
+    text = (
+        "{ .reg .pred mine; setp.ne.b32 mine, $1, 0; vote.sync.ballot.b32 $0, mine, 0xffffffff; }"
+    )
+    return Word(asm_of_warp([arith.extui(i32(), condition)], text, "=r,r"))
+
+
+def lanes_alike(x: Word) -> Word:
+    """A bit for each lane of the warp, set where its word is this lane's."""
+    return Word(asm_of_warp([x.value], "match.any.sync.b32 $0, $1, 0xffffffff;", "=r,r"))
+
+
+def lanes_before() -> Word:
+    """A bit for each lane of the warp, set for those of a lower number."""
+    return Word(asm(i32(), [], "mov.u32 $0, %lanemask_lt;", "=r"))
 
 
 def branch(condition: Any, changed: Callable[[], list[Real]], same: list[Real]) -> list[Real]:

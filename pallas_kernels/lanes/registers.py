@@ -129,5 +129,10 @@ def asm(result: Any, args: Sequence[Any], text: str, constraints: str) -> Any:
     return llvm.inline_asm(result, list(args), text, constraints, has_side_effects=False)
 
 
+def asm_of_warp(args: Sequence[Any], text: str, constraints: str) -> Any:
+    """A word that lanes of a warp find together: stays where it is, since all must be there."""
+    return llvm.inline_asm(i32(), list(args), text, constraints, has_side_effects=True)
+
+
 def asm_void(text: str) -> None:
     llvm.inline_asm(ir.Type.parse("!llvm.void"), [], text, "~{memory}", has_side_effects=True)

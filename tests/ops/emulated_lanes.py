@@ -344,6 +344,29 @@ def first_lane(condition):
     return Word(np.repeat(first, WARP))
 
 
+def _bits_of_warps(condition):
+    """Per thread the word with a bit for each lane of its warp."""
+    held = (condition & _active).reshape(-1, WARP).astype(np.int64)
+    return Word(np.repeat((held << np.arange(WARP)).sum(1), WARP))
+
+
+lanes_where = _bits_of_warps
+
+
+def lanes_alike(x):
+    rows = x.value.reshape(-1, WARP)
+    same = (rows[:, :, None] == rows[:, None]).astype(np.int64)
+    return Word((same << np.arange(WARP)).sum(-1).reshape(THREADS))
+
+
+def lanes_before():
+    return Word((np.int64(1) << (np.arange(THREADS) % WARP)) - 1)
+
+
+def count_bits(x):
+    return Word(np.unpackbits(x.value[:, None].view(np.uint8), axis=1).sum(1))
+
+
 def repeat(start, stop, step, body, carry=()):
     i, carry = word(start), list(carry)
     while (running := _active & i.below(stop)).any():

@@ -23,14 +23,28 @@ class Sums:
     def __getitem__(self, _):
         """Per 8 columns the four values of each thread."""
         g, t, w = np.arange(THREADS) % WARP // 4, np.arange(THREADS) % 4, np.arange(THREADS) // WARP
-        return [
+        return Tiles(
             [
                 Real(self.values[16 * w + g + 8 * half, 8 * n + 2 * t + e])
                 for half in (0, 1)
                 for e in (0, 1)
             ]
             for n in range(self.values.shape[1] // 8)
-        ]
+        )
+
+
+class Tiles(list):
+    """An array of a warpgroup as its registers, which can be added to another one."""
+
+    def __add__(self, other):
+        pairs = zip(self, other, strict=True)
+        return Tiles([a + b for a, b in zip(*pair, strict=True)] for pair in pairs)
+
+
+def _laid_out(array, _layout):
+    sums = Sums(array.shape[1])
+    sums.values[:] = array
+    return sums[...]
 
 
 def wgmma(sums, a, b):
@@ -71,12 +85,14 @@ def _fake_pallas(program):
         wgmma=wgmma,
         copy_gmem_to_smem=_copy,
         barrier_wait=nothing,
+        layout_cast=_laid_out,
         commit_smem=nothing,
         wgmma_wait=nothing,
     )
     lax = SimpleNamespace(
         axis_index=lambda name: 0 if name == "team" else program,
         rem=lambda a, b: a % b,
+        div=lambda a, b: int(a) // int(b),
         fori_loop=_loop,
     )
     return {"pl": pl, "plgpu": plgpu, "lax": lax, "lanes": emulated_lanes}

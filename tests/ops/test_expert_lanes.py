@@ -64,8 +64,9 @@ def test_rows_in_shared_memory_are_the_same_swizzled(monkeypatch):
             assert straight[column // 128 * 2 + slab, place, element] == x[max(row, 0), column]
 
 
+@pytest.mark.parametrize("shared", [None, 1])
 @pytest.mark.parametrize("dtype", HALVES)
-def test_outputs_are_weighted_and_added_and_absent_ones_left_out(monkeypatch, dtype):
+def test_outputs_are_weighted_and_added_and_absent_ones_left_out(monkeypatch, dtype, shared):
     rng = np.random.default_rng(2)
     y = rng.standard_normal((6, 136)).astype(dtype)
     y[5] = np.nan
@@ -77,9 +78,11 @@ def test_outputs_are_weighted_and_added_and_absent_ones_left_out(monkeypatch, dt
         monkeypatch.setattr(combined, "lax", SimpleNamespace(axis_index=axes))
         with monkeypatch.context() as patch:
             patch.setattr(combined, "lanes", emulated_lanes)
-            combined._program(4, *(Ref(one) for one in (y, place, weights, out)))
+            combined._program(4, shared, *(Ref(one) for one in (y, place, weights, out)))
     padded = np.concatenate([y[:5], np.zeros((2, 136), dtype)]).astype(np.float32)
     expected = (padded[place] * weights[..., None]).sum(1)
+    if shared is not None:
+        expected = expected.astype(dtype).astype(np.float32) + padded[shared : shared + 3]
     assert_close(out.astype(np.float32), expected, "bf16")
 
 
@@ -123,13 +126,15 @@ def _bits(x):
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_activations_are_stored_as_rows_of_the_next_product(monkeypatch, dtype):
-    page, first, count, scales, constants = 5, 2, 13, (3.0, 0.5), Activation()
+    page, first, count, scales, constants = 5, 3, 13, (3.0, 0.5), Activation()
+    start = 2  # of the columns that are kept
     sums = np.random.default_rng(3).standard_normal((64, 16)).astype(np.float32) * 4
     out = Ref(np.full((4, 20, 64), 99, dtype))
 
     def kernel(out):
         store = page_lanes.store_activations(out.shape, dtype, constants)
-        store(_tiles(sums), out, page, first, count, *map(_bits, scales))
+        kept = first - start, start, start + count
+        store(_tiles(sums), out, page, *kept, *map(_bits, scales))
 
     launch(monkeypatch, (page_lanes, nvfp4_lanes), 1, kernel, out)
     rows = np.arange(32) // 8 * 16 + np.arange(32) % 8  # of gate; those of up are 8 further
@@ -141,23 +146,24 @@ def test_activations_are_stored_as_rows_of_the_next_product(monkeypatch, dtype):
     for row in range(32):
         slab, element = _place((32 * page + row) % 128)
         found[row] = out.array[page // 4 * 2 + slab, first : first + count, element]
-    assert_close(found, np.asarray(expected)[:, :count], "bf16")
+    assert_close(found, np.asarray(expected)[:, start : start + count], "bf16")
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, np.float32])
 def test_outputs_are_stored_at_their_columns(monkeypatch, dtype):
-    page, apart, first, count, width = 2, 3, 1, 6, 224
+    page, apart, first, start, count, width = 2, 3, 2, 1, 6, 224
     sums = np.random.default_rng(4).standard_normal((64, 8)).astype(np.float32)
     out = Ref(np.full((9, width), 99, dtype))
 
     def kernel(out):
         store = page_lanes.store_outputs(out.shape, dtype)
-        store(_tiles(sums), out, page, first, count, _bits(2.0), apart)
+        store(_tiles(sums), out, page, first - start, start, start + count, _bits(2.0), apart)
 
     launch(monkeypatch, (page_lanes, nvfp4_lanes), 1, kernel, out)
     expected = np.full((9, width), 99, np.float32)
-    for half, start in enumerate((32 * page, 32 * (page + apart))):
+    for half, at in enumerate((32 * page, 32 * (page + apart))):
         rows = np.arange(32) // 8 * 16 + np.arange(32) % 8 + 8 * half
-        expected[first : first + count, start : start + 32] = 2 * sums[rows, :count].T
+        kept = sums[rows, start : start + count]
+        expected[first : first + count, at : at + 32] = 2 * kept.T
     kind = "f32" if dtype == np.float32 else "bf16"
     assert_close(out.array.astype(np.float32), expected, kind)

@@ -29,7 +29,7 @@ def _lowered(function, *arguments) -> str:
 )
 def test_routed_experts_lower_for_few_and_many_tokens(tokens, dtype):
     def experts(x, matrices, ids, weights):
-        return mosaic.mixture(x, matrices, ids, weights, Activation())
+        return mosaic.mixture(x, matrices, ids, weights, Activation(), None)
 
     matrices = Matrices(_pages(F, D), _pages(F, D), _pages(D, F))
     weights = _shape(tokens, X, dtype=jnp.float32)
