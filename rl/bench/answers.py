@@ -52,6 +52,7 @@ class TimedAnswers:
         self, loaded: LoadedModel, config: GRPOConfig, parameters: Parameters, case: Answers
     ):
         self.loaded, self.case, self.parameters = loaded, case, parameters
+        self.name = f"rollout {case.rows} x ({case.prompt} + {case.answer})"
         model, adapter = published(loaded.model, parameters, config)
         self._policy = Policy(model=model, adapter=adapter, version=0)
         self._request = case.request(config, loaded.config.num_tokens)
@@ -71,7 +72,7 @@ class TimedAnswers:
         case, model = self.case, self.loaded.model
         prefilled = len(self._request.prompts) * prefill_flops(model.config, case.prompt)
         return Measured(
-            name=f"rollout {case.rows} x ({case.prompt} + {case.answer})",
+            name=self.name,
             seconds=statistics.median(times),
             tokens=sum(len(one.tokens) for one in rollouts),
             flops=prefilled,

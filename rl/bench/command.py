@@ -5,7 +5,7 @@ import json
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ def _bench(options: argparse.Namespace, console: Console) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loaded = _random(options, config)
-        for measured in _measured(loaded, config, cases, options.split):
+        report.say(f"weights made after {report.seconds:.1f} s")
+        for measured in _measured(loaded, config, cases, options.split, report):
             report.add(measured, fallbacks_of(caught))
 
 
@@ -100,7 +101,7 @@ def _random(options: argparse.Namespace, config: GRPOConfig) -> LoadedModel:
 
 
 def _measured(
-    loaded: LoadedModel, config: GRPOConfig, cases: Sequence[Case], split: bool
+    loaded: LoadedModel, config: GRPOConfig, cases: Sequence[Case], split: bool, report: "_Report"
 ) -> Iterator[Measured]:
     """Compiles for all cases at once, which on a GPU is most of the time, then times one by one. A
     case that cannot be run is told after those before it.
@@ -114,8 +115,13 @@ def _measured(
         return TimedUpdate(loaded, config, state, case, split)
 
     all_timed = [timed(case) for case in cases]
+    started = time.perf_counter()
     with ThreadPoolExecutor(max(1, len(all_timed))) as pool:
-        compiled = [pool.submit(one.compile) for one in all_timed]
+        compiled = {pool.submit(one.compile): one.name for one in all_timed}
+        for done in as_completed(compiled):
+            seconds = time.perf_counter() - started
+            how = "not compiled" if done.exception() else "compiled"
+            report.say(f"{compiled[done]}: {how} after {seconds:.1f} s")
     for one, done in zip(all_timed, compiled, strict=True):
         done.result()
         yield one.measure()
@@ -142,10 +148,10 @@ class _Report:
             "rows": [],
         }
         text = f"{options.config} on random {options.weights} weights of {options.preset}"
-        self._say(f"{text}, {options.layers or 'all'} layers, {device}, JAX {jax.__version__}")
+        self.say(f"{text}, {options.layers or 'all'} layers, {device}, JAX {jax.__version__}")
         if self._limits is not None:
             copy, gemm = self._limits["bytes"] / 1e12, self._limits["flops"] / 1e12
-            self._say(f"copy {copy:.2f} TB/s, GEMM {gemm:.0f} TFLOP/s")
+            self.say(f"copy {copy:.2f} TB/s, GEMM {gemm:.0f} TFLOP/s")
 
     def add(self, measured: Measured, fallbacks: Sequence[str]) -> None:
         """A row; and what dispatch said so far of ops that have no kernel here."""
@@ -162,12 +168,18 @@ class _Report:
             **peak_memory(),
         }
         self._record["rows"].append(row)
-        self._record |= {"fallbacks": list(fallbacks), "bench_s": time.perf_counter() - self._start}
-        self._say(_text(row))
+        self._record |= {"fallbacks": list(fallbacks), "bench_s": self.seconds}
+        self.say(_text(row))
         if self._path is not None:
             self._path.write_text(json.dumps(self._record, indent=2) + "\n", "utf-8")
 
-    def _say(self, text: str) -> None:
+    @property
+    def seconds(self) -> float:
+        """Since the bench began."""
+        return time.perf_counter() - self._start
+
+    def say(self, text: str) -> None:
+        """A line on the terminal."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
 

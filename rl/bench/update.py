@@ -85,6 +85,7 @@ class TimedUpdate:
         self._base, self._state, self._case = loaded.model, state, case
         self._program = Program(model=loaded.config, layout=loaded.layout, config=config)
         pack, self._count = case.pack(loaded, config)
+        self.name = f"update {self._count} x ({case.prompt} + {case.answer}) in {case.places}"
         self._pack = jax.tree.map(jnp.asarray, pack)
         self._split = split
         self._compiled: dict[str, Any] = {}
@@ -114,7 +115,7 @@ class TimedUpdate:
         case, program = self._case, self._program
         trained = program.config.trained
         return Measured(
-            name=f"update {self._count} x ({case.prompt} + {case.answer}) in {case.places}",
+            name=self.name,
             seconds=seconds,
             tokens=self._count * case.sequence,
             flops=update_flops(program.model, case.sequence, self._count, trained),
