@@ -100,7 +100,9 @@ def digests(tree: Any) -> dict[str, tuple[int, int]]:
     different after any single change.
     """
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    found = jax.device_get([_digest(x) for _, x in paths])
+    # one after the other: on a mesh of CPU devices, programs that exchange and run at once may
+    # wait for one another for ever
+    found = [jax.device_get(_digest(x)) for _, x in paths]
     names = [path_of_leaf(path) for path, _ in paths]
     return {name: (int(a), int(b)) for name, (a, b) in zip(names, found, strict=True)}
 
