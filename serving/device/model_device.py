@@ -227,7 +227,10 @@ class ModelDevice:
         are not named stay. Raises ValueError before anything is changed.
         """
         if self._others is not None and params is not None:
-            raise ValueError("with several processes adapters can be changed, and weights not yet")
+            raise ValueError(
+                "with several processes adapters can be changed, and whole weights cannot, since "
+                "each process would have to read its shards anew: start them with the new model"
+            )
         self._weights.update(params, adapters or {})
         if self._others is not None:
             self._others.update(adapters or {})
