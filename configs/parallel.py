@@ -1,14 +1,16 @@
 """How many devices share the model, and along which lines.
 
 devices = dp x tp. `ep` spreads whole experts over all devices (1 or dp x tp), `dcp` divides `tp`
-and reuses its ranks for long contexts, `sp` splits the tokens between the tensor-parallel regions.
+and reuses its ranks for long contexts: they share the scoring of a context and, with `split`, its
+pages. `sp` splits the tokens between the tensor-parallel regions.
 `overlap` runs a prefill chunk as two halves whose layers alternate, so that one half computes while
 the ranks exchange what the other made.
 
-One grammar everywhere, items joined by commas: `dpN`, `tpN`, `dcpN`, the switches `ep`, `sp` and
-`overlap`, and two short forms: `depN` is dp N with ep N, `epN` is tp N with ep N. Examples: `tp4`,
-`tp4,sp`, `tp2,ep`, `dep4`, `tp4,dcp4`. What `sp` exchanges travels as it is (`exact`, the default),
-or in MXFP8: `tp4,sp,mxfp8` everything but the sums, `tp4,sp,mxfp8_reduce` the sums too.
+One grammar everywhere, items joined by commas: `dpN`, `tpN`, `dcpN`, the switches `ep`, `sp`,
+`overlap` and `split`, and two short forms: `depN` is dp N with ep N, `epN` is tp N with ep N.
+Examples: `tp4`, `tp4,sp`, `tp2,ep`, `dep4`, `tp4,dcp4`, `tp8,dcp2,split`. What `sp` exchanges
+travels as it is (`exact`, the default), or in MXFP8: `tp4,sp,mxfp8` everything but the sums,
+`tp4,sp,mxfp8_reduce` the sums too.
 """
 
 import re
@@ -18,8 +20,8 @@ from typing import Literal, Self, get_args
 Transport = Literal["exact", "mxfp8", "mxfp8_reduce"]
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 GRAMMAR = (
-    "dpN, tpN, dcpN, depN, epN, ep, sp, overlap and, after sp, mxfp8 or mxfp8_reduce, joined by "
-    "commas, such as 'tp4,sp'"
+    "dpN, tpN, dcpN, depN, epN, ep, sp, overlap, after dcpN split and, after sp, mxfp8 or "
+    "mxfp8_reduce, joined by commas, such as 'tp4,sp'"
 )
 # What a sized item sets; `ep` of the short forms follows from them.
 SIZES = {"dp": "dp", "tp": "tp", "dcp": "dcp", "dep": "dp", "ep": "tp"}
@@ -36,6 +38,7 @@ class ParallelConfig:
     sp: bool = False  # tokens split over tp outside the tensor-parallel regions
     transport: Transport = "exact"  # how activations travel that sp exchanges
     overlap: bool = False  # two alternating halves of a prefill chunk
+    split: bool = False  # each dcp rank stores a part of every context
 
     def __post_init__(self):
         for name in ("dp", "tp", "ep", "dcp"):
@@ -54,6 +57,8 @@ class ParallelConfig:
             raise ValueError(f"transport={self.transport!r} is none of {', '.join(TRANSPORTS)}")
         if self.transport != "exact" and not self.sp:
             raise ValueError(f"transport={self.transport} is of what sp exchanges, but sp is off")
+        if self.split and self.dcp == 1:
+            raise ValueError("split shares a context's pages among the dcp ranks, but dcp=1")
         if self.overlap and self.tp == 1 and self.ep == 1:
             raise ValueError(
                 "overlap hides what ranks exchange, but tp=1 and ep=1 exchange nothing"
@@ -62,6 +67,11 @@ class ParallelConfig:
     @property
     def num_devices(self) -> int:
         return self.dp * self.tp
+
+    @property
+    def page_ranks(self) -> int:
+        """Among how many ranks the pages of a context are shared out."""
+        return self.dcp if self.split else 1
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -73,7 +83,7 @@ class ParallelConfig:
             if item in TRANSPORTS:
                 transports.append(TRANSPORTS[TRANSPORTS.index(item)])
                 continue
-            match = re.fullmatch(r"(dp|tp|dcp|dep|ep)([0-9]+)|(ep|sp|overlap)", item)
+            match = re.fullmatch(r"(dp|tp|dcp|dep|ep)([0-9]+)|(ep|sp|overlap|split)", item)
             if match is None:
                 raise ValueError(f"{item!r} in {text!r} is none of {GRAMMAR}")
             kind, size, switch = match.groups()
@@ -93,6 +103,7 @@ class ParallelConfig:
             **sizes,
             sp="sp" in switches,
             overlap="overlap" in switches,
+            split="split" in switches,
             transport=(transports or ["exact"])[0],
         )
 
@@ -100,6 +111,7 @@ class ParallelConfig:
         """The shortest text without short forms that `parse` reads back."""
         sizes = {"dp": self.dp, "tp": self.tp, "dcp": self.dcp}
         items = [f"{name}{size}" for name, size in sizes.items() if size > 1] or ["tp1"]
+        items += ["split"] if self.split else []
         items += ["ep"] if self.ep > 1 else []
         items += ["sp"] if self.sp else []
         items += [self.transport] if self.transport != "exact" else []

@@ -7,52 +7,37 @@ same code. Every device works on its own heads and its own rank of the pool (`sh
 all tokens wherever they are split.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
 from configs.model import ModelConfig
 from configs.parts import IndexerConfig
-from minimax_jax.cache import POOL_AXES, layer_pages, own_heads
+from minimax_jax.cache import POOL_AXES, layer_pages
 from minimax_jax.context import Context
 from minimax_jax.context_blocks import chosen_blocks
 from minimax_jax.layers import GemmaNorm, Linear
 from minimax_jax.lora import Adapter, part
 from minimax_jax.micro_batches import after_read
+from minimax_jax.projections import Norms, Projections
 from minimax_jax.shards import columns, gathered_tokens, of_heads
+from minimax_jax.split_pages import (
+    gathered_index,
+    merged,
+    own_choice,
+    own_part,
+    own_slots,
+)
 from pallas_kernels.kv_insert import KeyTransform, Rows, kv_insert, norm_rope
 from pallas_kernels.layouts.pages import Blocks, Source
 from pallas_kernels.layouts.pool import through_cache, through_record
 from pallas_kernels.sparse_attention import dense_attention, sparse_attention
 from sharding.apply import local
 from sharding.rules import SERVE, Rules
-
-
-class Projections(NamedTuple):
-    """What attention makes of the stream, before norms and rotation. A dense layer has no index."""
-
-    q: Float[Array, "B T N H"]
-    k: Float[Array, "B T K H"]
-    v: Float[Array, "B T K H"]
-    index_q: Float[Array, "B T K I"] | None
-    index_k: Float[Array, "B T 1 I"] | None
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Norms:
-    """The weights of the four norms, and what they add to a mean square."""
-
-    q: Float[Array, "H"]
-    k: Float[Array, "H"]
-    index_q: Float[Array, "I"] | None
-    index_k: Float[Array, "I"] | None
-    eps: float = field(metadata={"static": True})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +84,7 @@ class Attention(nnx.Module):
         choice = None if self.indexer is None else self.indexer.config
         if pool is None:
             keys = _packed_keys(raw, norms, context, line)
-            out = _attended(raw, keys, norms, context, choice)
+            out, _ = _attended(raw, keys, norms, context, choice)
         else:
             through_pages = local(
                 partial(_through_pages, choice=choice),
@@ -192,20 +177,19 @@ def _through_pages(
     def flat(x: Array) -> Array:
         return x.reshape(-1, *x.shape[2:])
 
-    layout = context.layout
-    own = partial(own_heads, num_heads=layout.kv_heads)
-    index_q = None if raw.index_q is None else own(raw.index_q)
-    raw = raw._replace(k=own(raw.k), v=own(raw.v), index_q=index_q)
+    layout, n = context.layout, context.rules.page_ranks
+    raw = raw.of_rank(layout.kv_heads, n)
     index_k = None if raw.index_k is None else flat(raw.index_k)
     rows = Rows(k=flat(raw.k), v=flat(raw.v), index_k=index_k)
     cos, sin = flat(context.cos), flat(context.sin)
     transform = KeyTransform(
         k_norm=norms.k, index_norm=norms.index_k, cos=cos, sin=sin, eps=norms.eps
     )
-    slots = context.batch.slots(layout.block_size)
+    slots = own_slots(context.batch.slots(layout.block_size), n)
     pages = kv_insert(pool.reshape(pool.shape[1:]), layout, line, rows, slots, transform)
     k, v, index_k = layer_pages(pages, layout, line, sparse=choice is not None)
-    out, pool = _attended(raw, Keys(k=k, v=v, index_k=index_k), norms, context, choice), pages[None]
+    keys, pool = Keys(k=k, v=v, index_k=index_k), pages[None]
+    out = merged(*_attended(raw, keys, norms, context, choice, n), n)
     return out, after_read(pool, out, line) if context.alternates else pool
 
 
@@ -234,18 +218,28 @@ def _packed_keys(raw: Projections, norms: Norms, context: Context, line: Array |
 
 
 def _attended(
-    raw: Projections, keys: Keys, norms: Norms, context: Context, choice: IndexerConfig | None
-) -> Float[Array, "B T N H"]:
-    """What the heads take from the keys: of the chosen blocks, or of all."""
-    formats, batch = context.layout.formats, context.batch
+    raw: Projections,
+    keys: Keys,
+    norms: Norms,
+    context: Context,
+    choice: IndexerConfig | None,
+    n: int = 1,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """What the heads take from the keys that are here, of the chosen blocks or of all, and its
+    log-sum-exp. With n > 1 other ranks have the other keys.
+    """
+    formats = context.layout.formats
     q = _queries(raw.q, norms.q, norms.eps, context, formats.kv)
     scale = q.shape[-1] ** -0.5
-    places = batch.block_table, batch.positions
+    own = own_part(context.batch, n, keys.k.block_size)
+    places = own.block_table, own.positions
     if choice is None or keys.index_k is None:
-        return dense_attention(q, keys.k, keys.v, *places, scale=scale)[0]
+        return dense_attention(q, keys.k, keys.v, *places, scale=scale)
     index_q = _queries(raw.index_q, norms.index_q, norms.eps, context, formats.index)
-    ids = chosen_blocks(index_q, keys.index_k, batch, choice, context.rules.index_ranks)
-    return sparse_attention(q, keys.k, keys.v, ids, *places, scale=scale)[0]
+    index_k, table = gathered_index(keys.index_k, own, n)
+    whole = replace(context.batch, block_table=table)
+    ids = chosen_blocks(index_q, index_k, whole, choice, context.rules.index_ranks)
+    return sparse_attention(q, keys.k, keys.v, own_choice(ids, n), *places, scale=scale)
 
 
 def _queries(raw, weight, eps: float, context: Context, fmt: str) -> Float[Array, "B T heads H"]:

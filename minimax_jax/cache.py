@@ -25,14 +25,15 @@ POOL_AXES = ("ranks", None, None, None)
 NO_ROUTE = 255  # in a record of expert ids: none is known
 
 
-def local_heads(config: ModelConfig, mesh: Mesh | AbstractMesh | None) -> int:
+def local_heads(config: ModelConfig, mesh: Mesh | AbstractMesh | None, page_ranks: int = 1) -> int:
     """Key/value heads of a rank of this mesh; ValueError as `heads_of_rank`."""
-    return heads_of_rank(config, 1 if mesh is None else mesh.shape[MODEL])
+    return heads_of_rank(config, 1 if mesh is None else mesh.shape[MODEL], page_ranks)
 
 
-def heads_of_rank(config: ModelConfig, tp: int) -> int:
+def heads_of_rank(config: ModelConfig, tp: int, page_ranks: int = 1) -> int:
     """Key/value heads in the pages of one of `tp` ranks; more ranks than heads share copies of
-    them. ValueError where some rank's query heads would need key heads that other ranks have.
+    them. Ranks that share out the pages of a context hold all heads of these ranks. ValueError
+    where some rank's query heads would need key heads that other ranks have.
     """
     heads, kv_heads = config.attention.num_heads, config.attention.num_kv_heads
     if kv_heads % tp and tp % kv_heads:
@@ -41,7 +42,7 @@ def heads_of_rank(config: ModelConfig, tp: int) -> int:
         )
     if heads % tp:
         raise ValueError(f"tp={tp} does not divide the {heads} query heads")
-    return max(1, kv_heads // tp)
+    return max(1, kv_heads * page_ranks // tp)
 
 
 def formats_of(
@@ -56,11 +57,13 @@ def formats_of(
     )
 
 
-def own_heads(x_BTKH: Array, num_heads: int) -> Float[Array, "B T heads H"]:
-    """Of the key heads that reach a rank, those in its pages: all, or one where ranks share it."""
+def own_heads(x_BTKH: Array, num_heads: int, page_ranks: int = 1) -> Float[Array, "B T heads H"]:
+    """Of the key heads that reach a rank, those in its pages: all, or one where ranks share it, or
+    those of all the ranks among which it shares out pages.
+    """
     if x_BTKH.shape[2] == num_heads:
         return x_BTKH
-    first = rank(MODEL) * x_BTKH.shape[2] // ranks(MODEL)
+    first = rank(MODEL) // page_ranks * page_ranks * x_BTKH.shape[2] // ranks(MODEL)
     return lax.dynamic_slice_in_dim(x_BTKH, first, num_heads, axis=2)
 
 
@@ -90,13 +93,29 @@ class Cache:
     # The experts chosen for each token, only where they are recorded; whole on every device. Block
     # ids count within a data rank: the P blocks of data rank d are d P, d P + 1, ... here.
     choices: UInt8[Array, "dP L Z X"] | None = None
+    # Neighbouring ranks that share out the blocks of each context (`minimax_jax.split_pages`).
+    page_ranks: int = field(default=1, metadata={"static": True})
 
     @classmethod
-    def empty(cls, layout: PoolLayout, num_blocks: int, mesh: Mesh | None = None) -> "Cache":
-        """A cache of `num_blocks` blocks of zeros on each rank of a mesh."""
-        shape = (1 if mesh is None else mesh.size, num_blocks, layout.lines, LINE)
+    def empty(
+        cls, layout: PoolLayout, num_blocks: int, mesh: Mesh | None = None, page_ranks: int = 1
+    ) -> "Cache":
+        """A cache of `num_blocks` blocks of zeros on each rank of a mesh, or on each `page_ranks`
+        neighbours together.
+        """
+        rows = -(-num_blocks // page_ranks)
+        shape = (1 if mesh is None else mesh.size, rows, layout.lines, LINE)
         sharding = None if mesh is None else named_sharding(mesh, POOL_AXES, SERVE, shape)
-        return cls(pool=jnp.zeros(shape, jnp.uint8, device=sharding), layout=layout)
+        pool = jnp.zeros(shape, jnp.uint8, device=sharding)
+        return cls(pool=pool, layout=layout, page_ranks=page_ranks)
+
+    def check_shared_out(self, page_ranks: int) -> None:
+        """ValueError unless whoever made these pages knows among how many ranks a context's lie."""
+        check(
+            self.page_ranks == page_ranks,
+            f"a context's pages lie on {page_ranks} ranks by the model's rules, but these were "
+            f"made for {self.page_ranks}: split is not there yet for what asked for them",
+        )
 
     def recording(self, config: ModelConfig) -> "Cache":
         """This cache with room for the experts of each token, none of them known yet."""

@@ -76,16 +76,20 @@ class LoadedModel:
     @property
     def layout(self) -> PoolLayout:
         """The layout of a rank's pages, with a draft part if a drafter is loaded."""
-        return pool_layout(self.config, self.formats, local_heads(self.config, self.mesh))
+        heads = local_heads(self.config, self.mesh, self.model.rules.page_ranks)
+        return pool_layout(self.config, self.formats, heads)
 
     def pages(self, num_rows: int, width: int) -> tuple[Cache, Int[Array, "B P"]]:
         """Empty pages for so many sequences of `width` blocks, and their block table. Data ranks
         share the rows, and each counts its blocks from 0; rows that they cannot share all have.
         """
         data_ranks = 1 if self.mesh is None else self.mesh.shape[DATA]
+        page_ranks = self.model.rules.page_ranks
+        width = -(-width // page_ranks) * page_ranks  # a row's blocks begin on the first of them
         of_rank = num_rows if num_rows % data_ranks else num_rows // data_ranks
         table = jnp.arange(num_rows)[:, None] % of_rank * width + jnp.arange(width)
-        return Cache.empty(self.layout, of_rank * width, self.mesh), table.astype(jnp.int32)
+        cache = Cache.empty(self.layout, of_rank * width, self.mesh, page_ranks)
+        return cache, table.astype(jnp.int32)
 
 
 def load(
@@ -127,7 +131,9 @@ def load(
         compute=compute,
     )
     # refuses an impossible pair, or heads that ranks cannot share, before any weight is read
-    pool_layout(config, formats, local_heads(config, mesh))
+    pool_layout(config, formats, local_heads(config, mesh, rules.page_ranks))
+    if asked is not None and rules.page_ranks > 1:
+        raise ValueError("a drafter's pages cannot be split between dcp ranks: leave out split")
     has_tokenizer = (folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.load(folder) if has_tokenizer else None
     template = ChatTemplate.load(folder) if ChatTemplate.is_in(folder) else None

@@ -146,6 +146,7 @@ class Model(nnx.Module):
         """
         micro = MicroBatches()
         if cache is not None:
+            cache.check_shared_out(self.rules.page_ranks)
             micro = micro_batches(batch, layout.block_size, self.rules)
         contexts = [
             Context.of(

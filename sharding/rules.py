@@ -27,7 +27,8 @@ REPLICATED_IF_UNEVEN = frozenset(
 class Rules:
     """A field per logical axis of `sharding.axes`: the mesh axis, or axes, it is split over; and
     how activations travel where they change from one to another, how many neighbouring ranks split
-    the scoring of a context, and whether a prefill chunk runs as two alternating halves.
+    the scoring of a context, or share out its pages, and whether a prefill chunk runs as two
+    alternating halves.
     """
 
     batch: MeshAxes = DATA
@@ -47,6 +48,7 @@ class Rules:
     partials: MeshAxes = MODEL
     transport: Transport = "exact"
     index_ranks: int = 1
+    page_ranks: int = 1
     overlap: bool = False
 
 
@@ -63,7 +65,9 @@ def with_parallel(rules: Rules, parallel: ParallelConfig) -> Rules:
         rules = replace(rules, experts=(DATA, MODEL), expert_mlp=None)
     if parallel.sp:
         rules = replace(rules, tokens=MODEL, attended=None, transport=parallel.transport)
-    return replace(rules, index_ranks=parallel.dcp, overlap=parallel.overlap)
+    pages = parallel.page_ranks  # a rank that has some of them scores those
+    rules = replace(rules, index_ranks=1 if parallel.split else parallel.dcp, page_ranks=pages)
+    return replace(rules, overlap=parallel.overlap)
 
 
 def mesh_axes(axes: Axes, rules: Rules) -> tuple[MeshAxes, ...]:

@@ -62,7 +62,7 @@ class Question:
     @property
     def layout(self) -> PoolLayout:
         """The pages of one rank. ValueError if its tp ranks cannot share the heads."""
-        heads = heads_of_rank(self.config, self.parallel.tp)
+        heads = heads_of_rank(self.config, self.parallel.tp, self.parallel.page_ranks)
         return pool_layout(self.config, self.formats, local_heads=heads)
 
     @property
@@ -81,7 +81,7 @@ class Stage:
     weight_bytes: int  # on one GPU, in all
     block_bytes: int  # of one block's row on one GPU, in all
     sequence_bytes: int  # on one GPU, in all
-    num_blocks: int  # that fit on a GPU
+    num_blocks: int  # that fit on a GPU, or on those that share out a sequence's
     sequences: int  # that fit on a data rank
     total_sequences: int
     limit: str  # what keeps one more out: "weights", "memory" or "max_num_seqs"
@@ -159,7 +159,8 @@ def _held(layout: PoolLayout, parts: Sequence[WeightPart]) -> list[_Held]:
 def _stage(question: Question, before: _Held | None, held: _Held) -> Stage:
     """How many sequences fit beside the weights that are held."""
     block, weights = held.layout.block_bytes, held.weight_bytes
-    sequence = question.blocks_per_sequence * block
+    page_ranks = question.parallel.page_ranks
+    sequence = -(-question.blocks_per_sequence // page_ranks) * block
     room, most = question.usable_bytes - weights, question.max_num_seqs
     fitting = max(0, room // sequence)
     sequences = fitting if most is None else min(fitting, most)
@@ -168,11 +169,11 @@ def _stage(question: Question, before: _Held | None, held: _Held) -> Stage:
     return Stage(
         name=held.name,
         format=held.format,
-        token_bytes=added / held.layout.block_size,
+        token_bytes=added / held.layout.block_size / page_ranks,
         weight_bytes=weights,
         block_bytes=block,
         sequence_bytes=sequence,
-        num_blocks=max(0, room // block),
+        num_blocks=max(0, room // block) * page_ranks,
         sequences=sequences,
         total_sequences=sequences * question.parallel.dp,
         limit="weights" if room < block else "max_num_seqs" if capped else "memory",

@@ -69,13 +69,14 @@ def plan(step: Step) -> Plan:
     beside = [flops / of_layer for flops in work_beside(text)]
     found = list(zip(_expected(collectives(text), step), beside, strict=True))
     config, parallel = step.config, step.parallel
-    layout = layout_of(config, AbstractMesh((parallel.dp, parallel.tp), MESH_AXES))
+    mesh = AbstractMesh((parallel.dp, parallel.tp), MESH_AXES)
+    layout = layout_of(config, mesh, parallel.page_ranks)
     return Plan(
         step=step,
         in_layer=_grouped((c for c in found if _LAYER in c[0].scope), step, step.layers),
         once=_grouped((c for c in found if _LAYER not in c[0].scope), step, 1),
         weights=weight_parts(config, parallel, step.weights),
-        page_bytes_per_token=layout.block_bytes / layout.block_size,
+        page_bytes_per_token=layout.block_bytes / layout.block_size / parallel.page_ranks,
         flops=layer_flops(step),
     )
 

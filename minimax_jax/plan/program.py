@@ -110,9 +110,10 @@ def _uncached() -> Iterator[None]:
 def _lowered(step: Step, mesh: Mesh) -> Lowered:
     config, rules = step.few_layers, with_parallel(SERVE, step.parallel)
     model = sharded_shapes(config, step.weights, mesh, rules)
-    layout = layout_of(step.few_layers, mesh)
+    layout = layout_of(step.few_layers, mesh, rules.page_ranks)
     blocks, B = -(-step.context // layout.block_size), step.batch * step.parallel.dp
-    shape = (mesh.size, step.batch * blocks, layout.lines, LINE)
+    rows = -(-step.batch * blocks // rules.page_ranks)
+    shape = (mesh.size, rows, layout.lines, LINE)
     pool = Shape(shape, jnp.uint8, sharding=named_sharding(mesh, POOL_AXES, SERVE, shape))
     table, places = Shape((B, blocks), jnp.int32), Shape((B,), jnp.int32)
     logits = Shape((B, config.vocab_size), jnp.float32)
@@ -137,9 +138,10 @@ def _decode(layout: PoolLayout, model: Model, pool, table, positions, logits):
     return decode(model, None, cache, table, state, sampling, DecodeOptions(steps=1))
 
 
-def layout_of(config: ModelConfig, mesh: Mesh | AbstractMesh) -> PoolLayout:
+def layout_of(config: ModelConfig, mesh: Mesh | AbstractMesh, page_ranks: int) -> PoolLayout:
     """The pages of a rank, in the formats that the checkpoint names."""
-    return pool_layout(config, formats_of(config, "bf16"), local_heads(config, mesh))
+    heads = local_heads(config, mesh, page_ranks)
+    return pool_layout(config, formats_of(config, "bf16"), heads)
 
 
 def sharded_shapes(config: ModelConfig, weights: Format, mesh: Mesh, rules: Rules) -> Model:

@@ -23,6 +23,7 @@ from configs.parallel import ParallelConfig
         ("tp4,sp,mxfp8_reduce", {"tp": 4, "sp": True, "transport": "mxfp8_reduce"}),
         ("tp4,sp,exact", {"tp": 4, "sp": True}),
         ("dep4,overlap", {"dp": 4, "ep": 4, "overlap": True}),
+        ("tp8,dcp2,split", {"tp": 8, "dcp": 2, "split": True}),
     ],
 )
 def test_text_round_trips(text, sizes):
@@ -52,6 +53,7 @@ def test_devices_are_dp_times_tp():
         ("dep4,ep", "'ep' in 'dep4,ep' sets ep a second time"),
         ("dep4,tp2", "ep=4 is neither 1 nor dp x tp = 4 x 2 = 8"),
         ("tp4,dcp3", "dcp=3 does not divide tp=4"),
+        ("tp4,split", "split shares a context's pages among the dcp ranks, but dcp=1"),
         ("dp2,sp", "sp splits tokens over the tp ranks, but tp=1"),
         ("dp4,overlap", "overlap hides what ranks exchange, but tp=1 and ep=1 exchange nothing"),
         ("tp4,mxfp8", "transport=mxfp8 is of what sp exchanges, but sp is off"),

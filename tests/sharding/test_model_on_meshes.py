@@ -25,6 +25,7 @@ LENGTHS = (15, 33, 70, 97)  # up to 7 blocks of 16, of which each query chooses 
 CHUNK, BLOCKS, STEPS = 48, 7, 3
 # dp4 and dp2,tp2,ep are in these: steps that decode split no tokens, and run in one piece.
 MORE = ("tp4,sp,overlap", "tp8", "dp2,tp2", "tp4,ep", "dp2,tp2,ep,sp", "tp4,dcp4", "dep4,overlap")
+SPLIT = ("tp4,dcp4,split", "tp8,dcp4,split")  # of tp8 each rank has two heads of the four
 
 
 def slow(text: str):
@@ -53,10 +54,13 @@ def run(parallel: ParallelConfig, lengths=LENGTHS) -> tuple[np.ndarray, np.ndarr
     """Logits after prompts that came in chunks, and the greedy tokens after them."""
     mesh, B = make_mesh(parallel), len(lengths)
     model = placed(mesh, parallel)
-    layout = pool_layout(CONFIG, FORMATS, local_heads(CONFIG, mesh))
+    n = parallel.page_ranks
+    layout = pool_layout(CONFIG, FORMATS, local_heads(CONFIG, mesh, n))
+    width = -(-BLOCKS // n) * n
     of_rank = B // parallel.dp if B % parallel.dp == 0 else B  # sequences; ids count within a rank
-    table = jnp.arange(B)[:, None] % of_rank * BLOCKS + jnp.arange(BLOCKS)
-    pages, logits = Cache.empty(layout, of_rank * BLOCKS, mesh), jnp.zeros((B, CONFIG.vocab_size))
+    table = jnp.arange(B)[:, None] % of_rank * width + jnp.arange(width)
+    pages = Cache.empty(layout, of_rank * width, mesh, n)
+    logits = jnp.zeros((B, CONFIG.vocab_size))
     ends = jnp.array(lengths, jnp.int32)
     ids = np.zeros((B, 2 * CHUNK + CHUNK), np.int32)
     for row, length in enumerate(lengths):
@@ -88,7 +92,7 @@ def alone(lengths=LENGTHS):
     return run(ParallelConfig(), lengths)
 
 
-@pytest.mark.parametrize("text", ["tp4", "dep4", *map(slow, MORE)])
+@pytest.mark.parametrize("text", ["tp4", "dep4", *map(slow, MORE), *map(slow, SPLIT)])
 def test_a_mesh_gives_the_logits_and_tokens_of_one_device(text):
     """F145: tp8 has each of the four key heads twice."""
     expected, found = alone(), run(ParallelConfig.parse(text))
