@@ -53,6 +53,11 @@ class Kept:
             self._others.run(call.name, call.adapter, call.host, times)
         return [self._run(call) for _ in range(times)]
 
+    def free(self) -> None:
+        """Gives the memory back; nothing can be run any more."""
+        for leaf in jax.tree.leaves((self._state, self._masks)):
+            leaf.delete()
+
     def _run(self, call: Call) -> Any:
         made = self._programs.run(call, self.arguments(call))
         if call.kind == "slots":

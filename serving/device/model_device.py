@@ -181,7 +181,10 @@ class ModelDevice:
         return max(sizes)
 
     def close(self) -> None:
-        """Ends what outlives the device: the counter."""
+        """Frees the pages and the slots, whoever still refers to the device, and ends the counter.
+        Nothing runs any more.
+        """
+        self._kept.free()
         if self._counter is not None:
             self._counter.close()
 

@@ -46,6 +46,15 @@ def adapted():
     made.close()
 
 
+def test_a_closed_device_has_given_its_memory_back_whoever_keeps_it():
+    made = ModelDevice(LOADED, config_of(), num_blocks=8)
+    kept = jax.tree.leaves((made._kept._state, made._kept._masks))
+    made.close()
+    assert all(leaf.is_deleted() for leaf in kept)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(LOADED.model))
+    made.close()
+
+
 def poisoned():
     leaves, tree = jax.tree.flatten(LOADED.model)
     table = LOADED.model.embedding.get_value()
