@@ -1,6 +1,6 @@
 """top-k and top-p without sorting the vocabulary: the logit at the edge is found bit by bit.
 
-A float's bits, taken as an integer, are in the order of floats; so 16 passes over a row, of two
+A float's bits, taken as an integer, are in the order of floats; so 16 passes over a row, for two
 bits each, find the greatest logit from which on the weights reach what is wanted, exactly. Equal
 logits at the edge are kept from the lower id on, and the last such id is found in the same way. A
 batch that is not cut takes no passes; no row's outcome depends on the others.
@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-_BITS = 2  # of the edge that a pass finds: it compares with 3 thresholds at once
+_BITS = 2  # of the edge that a pass finds: it compares with 3 thresholds at once,
+_MORE_BITS, _FEW_ROWS = 4, 4  # or, for a few rows on a GPU, whose launches count, with 15
 
 
 def within_top_k(scaled: Float[Array, "B V"], top_k: Int[Array, "B"]) -> Bool[Array, "B V"]:
@@ -67,33 +68,34 @@ def _edge(keys, weights, wanted: Float[Array, "B"], cut: Bool[Array, "B"], bits:
     """The greatest key of each row such that weights of keys from it on sum to at least `wanted`,
     of keys of so many bits; 0 in a row that is not cut.
     """
-    passes = -(-bits // _BITS)
+    many = _MORE_BITS if len(keys) <= _FEW_ROWS else _BITS
     found = lax.platform_dependent(
         keys,
         weights,
         wanted,
-        cuda=partial(_searched, passes=passes, unroll=passes),
-        default=partial(_searched, passes=passes, unroll=1),
+        cuda=partial(_searched, bits=bits, at_once=many, unrolled=True),
+        default=partial(_searched, bits=bits, at_once=_BITS, unrolled=False),
     )
     found = jnp.minimum(found, jnp.max(keys, axis=-1))  # where nothing at all is wanted
     return jnp.where(cut, found, jnp.uint32(0))
 
 
-@partial(jax.jit, static_argnames=("passes", "unroll"))
-def _searched(keys, weights, wanted, *, passes: int, unroll: int) -> UInt32[Array, "B"]:
-    """`_edge` by so many passes, the highest bits first."""
+@partial(jax.jit, static_argnames=("bits", "at_once", "unrolled"))
+def _searched(keys, weights, wanted, *, bits: int, at_once: int, unrolled: bool):
+    """`_edge` by passes for some bits of it at once, the highest first."""
+    shifts = jnp.arange(bits - 1 - (bits - 1) % at_once, -1, -at_once, dtype=jnp.uint32)
 
     def next_bits(edge: UInt32[Array, "B"], shift: UInt32[Array, ""]):
-        return _refined(keys, weights, wanted, edge, shift), None
+        return _refined(keys, weights, wanted, edge, shift, at_once), None
 
-    shifts = jnp.arange(_BITS * (passes - 1), -1, -_BITS, dtype=jnp.uint32)
-    return lax.scan(next_bits, jnp.zeros(len(keys), jnp.uint32), shifts, unroll=unroll)[0]
+    start = jnp.zeros(len(keys), jnp.uint32)
+    return lax.scan(next_bits, start, shifts, unroll=len(shifts) if unrolled else 1)[0]
 
 
-@jax.jit
-def _refined(keys, weights, wanted, edge: UInt32[Array, "B"], shift) -> UInt32[Array, "B"]:
+@partial(jax.jit, static_argnames="at_once")
+def _refined(keys, weights, wanted, edge: UInt32[Array, "B"], shift, at_once: int):
     """The edge with its bits at `shift`: the highest of which the weights reach what is wanted."""
-    digits = jnp.arange(1, 1 << _BITS, dtype=jnp.uint32)
+    digits = jnp.arange(1, 1 << at_once, dtype=jnp.uint32)
     thresholds = edge[:, None] + (digits << shift)
     reached = keys[:, None] >= thresholds[..., None]
     sums = jnp.sum(jnp.where(reached, weights[:, None], 0.0), axis=-1)

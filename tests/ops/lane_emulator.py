@@ -5,13 +5,15 @@ No interpreter of Pallas runs code of single lanes. So a test gives a kernel's m
 of Pallas around it: `emulate` patches them, and `launch` runs every program of a grid.
 """
 
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from tests.ops import emulated_lanes
-from tests.ops.emulated_lanes import THREADS, WARP, Real, Ref, pair_of
+from tests.ops.emulated_lanes import THREADS, WARP, Real, pair_of
 
 
 class Sums:
@@ -68,7 +70,7 @@ def _loop(start, stop, body, carry):
     return carry
 
 
-def _fake_pallas(program):
+def _fake_pallas(program, team):
     """Stand-ins for `pl`, `plgpu` and `lax` in a kernel that runs as this program of its grid."""
     nothing = lambda *_arguments, **_options: None  # noqa: E731
     pl = SimpleNamespace(
@@ -85,12 +87,14 @@ def _fake_pallas(program):
         wgmma=wgmma,
         copy_gmem_to_smem=_copy,
         barrier_wait=nothing,
+        barrier_arrive=nothing,
+        set_max_registers=nothing,
         layout_cast=_laid_out,
         commit_smem=nothing,
         wgmma_wait=nothing,
     )
     lax = SimpleNamespace(
-        axis_index=lambda name: 0 if name == "team" else program,
+        axis_index=lambda name: team if name == "team" else program,
         rem=lambda a, b: a % b,
         div=lambda a, b: int(a) // int(b),
         fori_loop=_loop,
@@ -98,12 +102,14 @@ def _fake_pallas(program):
     return {"pl": pl, "plgpu": plgpu, "lax": lax, "lanes": emulated_lanes}
 
 
-def launch(monkeypatch, modules, programs: int, kernel: Callable, *refs: Ref) -> None:
-    """Runs all programs of a grid, one after the other, on these references."""
-    for program in range(programs):
+def launch(monkeypatch, modules, programs: int, kernel: Callable, *refs: Any, teams: int = 1):
+    """Runs all programs of a grid, one after the other, on these references; a program's teams from
+    the last one on.
+    """
+    for program, team in itertools.product(range(programs), reversed(range(teams))):
         with monkeypatch.context() as patch:
             for module in modules:
-                for name, fake in {**_fake_pallas(program), **_names()}.items():
+                for name, fake in {**_fake_pallas(program, team), **_names()}.items():
                     if hasattr(module, name):
                         patch.setattr(module, name, fake)
             with np.errstate(invalid="ignore", over="ignore"):

@@ -85,6 +85,55 @@ def test_lanes_multiply_rows_by_the_stored_values(monkeypatch, rows, columns, si
     assert_close(found, expected, "f32")
 
 
+class _Columns(Ref):
+    """Steps of codes [64, 128], swizzled."""
+
+    def take(self, values):
+        some = np.zeros((64, 128), np.uint8)
+        some[: len(values)] = values
+        pieces, to = some.reshape(8, 8, 8, 16), self.array.reshape(8, 8, 8, 16)
+        for row, piece in np.ndindex(8, 8):
+            to[:, row, piece ^ row] = pieces[:, row, piece]
+
+
+class _Rows(Ref):
+    """Slabs [N, 64] in tiles of 8 rows with the 128-byte swizzle."""
+
+    def take(self, values):
+        pieces = values.reshape(2, -1, 8, 8, 8)  # slab, tile, row, 16 bytes
+        to = self.array.reshape(pieces.shape)
+        for row, piece in np.ndindex(8, 8):
+            to[:, :, row, piece ^ row] = pieces[:, :, row, piece]
+
+
+@pytest.mark.parametrize(("rows", "columns", "sizes"), [(21, 1024, (64, 72)), (9, 512, (40,))])
+def test_lanes_multiply_groups_of_rows_that_stream(monkeypatch, rows, columns, sizes):
+    """A unit for each program, so that all of its steps are there before any team multiplies."""
+    rng = np.random.default_rng(rows)
+    x = rng.standard_normal((rows, columns)).astype(BF16)
+    weights = [_weight(rng, size, columns) for size in sizes]
+    monkeypatch.setattr(some_rows, "TEAMS", 1)
+    monkeypatch.setattr(some_rows, "GROUP_ROWS", 16)
+    tiles = sum(-(-size // 64) for size in sizes)
+    units = some_rows.Units(Plan(rows=rows, tiles=tiles, columns=columns))
+    monkeypatch.setattr(some_rows, "MULTIPROCESSORS", units.count)
+    assert units.ring == units.steps and units.groups == -(-rows // 16)
+    padded = np.asarray(some_rows._permuted(jnp.asarray(x), units.groups * units.rows))
+    out = np.full((units.plan.parts, rows, sum(sizes)), np.nan, np.float32)
+    refs = [Ref(padded), *(Ref(leaf) for one in weights for leaf in one), Ref(out)]
+    refs += [
+        _Columns(np.zeros((units.ring, 1, 64, 128), np.uint8)),
+        _Table(np.zeros((2, 1, 64, units.plan.width // 32), np.uint8)),
+        _Rows(np.full((units.ring, 2, units.rows, 64), np.nan, BF16)),
+        *(Ref(np.zeros(count)) for count in (units.ring, units.ring, 2)),
+    ]
+    program = partial(some_rows._program, units)
+    modules = (some_rows, weight_tiles, mxfp8_lanes)
+    launch(monkeypatch, modules, units.count, program, *refs, teams=2)
+    expected = x.astype(np.float64) @ np.concatenate([_values(*one) for one in weights]).T
+    assert_close(out.sum(0), expected, "f32")
+
+
 @pytest.mark.parametrize("exponents", [(19, 60), (130, 151)])
 def test_every_code_is_exact_at_the_ends_of_the_exponents(monkeypatch, exponents):
     """One element a row of x, so that every product is one value."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minimax_jax.sampling import SamplingParams, SamplingState, draw, probabilities, sample
+from minimax_jax.sampling import SamplingParams, SamplingState, cuts, draw, probabilities, sample
 from minimax_jax.sampling.cuts import within_top_k, within_top_p
 
 V = 3000
@@ -57,6 +57,18 @@ def test_a_rows_cut_does_not_depend_on_the_others():
     together = np.asarray(TOP_P(x, p))
     for row in range(len(x)):
         np.testing.assert_array_equal(TOP_P(x[row : row + 1], p[row : row + 1])[0], together[row])
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.95, 0.9999])
+def test_an_edge_is_the_same_by_fewer_passes_without_a_loop(p):
+    """As a GPU finds it."""
+    keys, weights = cuts._ordered(jnp.asarray(rows())), jnp.exp(rows())
+    wanted = jnp.float32(p) * jnp.sum(weights, axis=-1)
+    found = [
+        cuts._searched(keys, weights, wanted, bits=32, at_once=at_once, unrolled=unrolled)
+        for at_once, unrolled in ((2, False), (4, True))
+    ]
+    np.testing.assert_array_equal(*found)
 
 
 def test_minus_zero_and_zero_are_equal():
