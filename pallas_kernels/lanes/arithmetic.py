@@ -106,6 +106,12 @@ def absolute(x: Real) -> Real:
     return real_of_bits(bits_of_real(x) & 0x7FFFFFFF)
 
 
+def multiply_add(a: Real, b: Real, c: Real) -> Real:
+    """a b + c, rounded once."""
+    args = [a.value, b.value, c.value]
+    return Real(asm(ir.F32Type.get(), args, "fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f"))
+
+
 def rsqrt(x: Real) -> Real:
     """1 / sqrt(x), approximately (2^-22.9)."""
     return Real(asm(ir.F32Type.get(), [x.value], "rsqrt.approx.f32 $0, $1;", "=f,f"))

@@ -5,6 +5,7 @@ blocks`), or drift slowly along the queries of a tile (`shared blocks`).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -13,7 +14,7 @@ import numpy as np
 
 from pallas_kernels.benchmark import CALLS, Benchmark, random_pool, random_tables, rotation
 from pallas_kernels.cases import ONE_RANK, AttentionCase
-from pallas_kernels.layouts.pages import Pages
+from pallas_kernels.layouts.pages import Blocks, Pages
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
 from pallas_kernels.sparse_attention import sparse_attention
 from pallas_kernels.timing import Chain
@@ -21,6 +22,7 @@ from pallas_kernels.timing import Chain
 _FORMATS = CacheFormats(kv="nvfp4", index="nvfp4", draft="fp8")
 _DRIFT = 0.05  # how far a query's scores are from its neighbours': 15.6 of 16 blocks are shared
 _PREFILLS = 6  # calls of a chain
+_TRAININGS, _TRAINED = 6, 4096  # calls of a chain, tokens
 _NEVER, _FIRST = 9.0, -1.0  # scores, others are 0 .. 2
 
 
@@ -78,6 +80,32 @@ def _prefill(case: AttentionCase, drift: float | None) -> Chain:
     return _chain(case, table, jnp.asarray(positions), [ids] * _PREFILLS)
 
 
+def _training(case: AttentionCase) -> Chain:
+    """One sequence in one tile, forwards and backwards; q's gradient goes from call to call."""
+    positions = np.arange(case.context, dtype=np.int32)[None]
+    ids = _choose(case, positions, np.random.default_rng(0).random)
+    table = random_tables(1, case.blocks)
+    keys = jax.random.split(jax.random.key(0), 4)
+    q = jax.random.normal(keys[0], (1, case.queries, case.heads, case.head_dim), jnp.bfloat16)
+    shape = (case.blocks, case.block_size, case.kv_heads, case.head_dim)
+    k, v = (jax.random.normal(key, shape, jnp.bfloat16) for key in keys[1:3])
+    d_out = jax.random.normal(keys[3], q.shape, jnp.bfloat16)
+
+    def call(constants, q, ids):
+        k, v, table, positions, d_out = constants
+
+        def attend(q, k, v):
+            scale = case.head_dim**-0.5
+            return sparse_attention(q, Blocks(k), Blocks(v), ids, table, positions, scale=scale)[0]
+
+        _, backward = jax.vjp(attend, q, k, v)
+        d_q, d_k, d_v = backward(d_out)
+        return d_q, (d_k, d_v)
+
+    constants = k, v, table, jnp.asarray(positions), d_out
+    return Chain(call, constants, q, [ids] * _TRAININGS)
+
+
 def _choose(case: AttentionCase, positions: np.ndarray, draw: Callable) -> jax.Array:
     """The C causal blocks of the least scores, the newest among them; -1 where there are fewer."""
     scores = draw((*positions.shape, case.kv_heads, case.blocks))
@@ -131,10 +159,25 @@ def _prefill_row(blocks: str, drift: float | None, aim_us: float) -> Benchmark:
     )
 
 
+def _training_row() -> Benchmark:
+    """Two products forwards, five backwards, of the pairs that are causal."""
+    whole = ONE_RANK["prefill_16k"]
+    case = replace(whole, batch=1, queries=_TRAINED, context=_TRAINED)
+    own = np.arange(_TRAINED) // case.block_size
+    keys = np.minimum(own, case.top_k - 1) * case.block_size + np.arange(_TRAINED) % case.block_size
+    return Benchmark(
+        name="attend training 4K, forward and backward",
+        make=partial(_training, case),
+        bytes=0,
+        flops=7 * 2 * int((keys + 1).sum()) * case.heads * case.head_dim,
+    )
+
+
 BENCHMARKS = (
     _decode_row("decode_32k", 6),
     _decode_row("decode_32x32k", 18),
     _decode_row("verify_32x32k", 105),
     _prefill_row("random", None, 5000),
     _prefill_row("shared", _DRIFT, 3500),
+    _training_row(),
 )

@@ -21,25 +21,42 @@ from pallas_kernels.lanes import (
 )
 
 _LN2 = 0.6931471805599453
-WARP_BYTES = 16 * 32 * 16  # one warp's sums: [16 column tiles][32 lanes][4 float32]
+ROUND_BYTES = 8 * 32 * 16  # half of one warp's sums: [8 column tiles][32 lanes][4 float32]
 _ROW_BYTES = 2 * 16 * 4  # [top, total][16 heads]
-_SUMS_BYTES = WARP_BYTES // 2  # of a part, float16
+_SUMS_BYTES = ROUND_BYTES  # of a part, float16
 PART_BYTES = _SUMS_BYTES + _ROW_BYTES
 ROWS_BYTES = 4 * _ROW_BYTES  # of the four warps
 
 
-def merge_warps(sums: Any, tops: Any, totals: Any, spare: list[Any], rows: Any, part: Any) -> None:
-    """Writes the merged result of a part to `part`, in shared memory.
+def merge_warps(
+    sums: Any, tops: Any, totals: Any, spare: list[Any], own: Any, rows: Any, part: Any
+) -> None:
+    """Writes the merged result of a part to `part`, in shared memory: half of the column tiles,
+    then the others.
 
     `sums` (64, 128), `tops` and `totals` (64,) are as the warps left them: sums of exp2(x - top) v,
-    the greatest x, sums of exp2(x - top). `spare` points to `WARP_BYTES` for each warp that other
-    warps may still be reading, `rows` to `ROWS_BYTES` of its own.
+    the greatest x, sums of exp2(x - top). `spare` points to `ROUND_BYTES` for each warp, and `own`
+    to this warp's, that nobody else reads or writes any more; `rows` to `ROWS_BYTES`.
     """
-    lanes.sync_warpgroup()
-    _publish(spare, rows, sums, tops, totals)
-    lanes.sync_warpgroup()
-    weights = []
-    g = lanes.lane() >> 2
+    _publish_rows(rows, tops, totals)
+    tiles, weights = lanes.tiles_of(sums), []
+    for turn in (0, 1):
+        for j, values in enumerate(tiles[8 * turn : 8 * turn + 8]):
+            store_reals(own, lanes.lane() * 16 + 512 * j, values)
+        lanes.sync_warpgroup()
+        weights = weights or _warp_weights(rows, part)
+        for i in range(2):
+            place = (lanes.warp() + 4 * i) * 32 + lanes.lane()
+            values = _weighted([load_reals(x, place << 4, 4) for x in spare], weights)
+            words = [lanes.half2_of_reals(values[j], values[j + 1]) for j in (0, 2)]
+            lanes.store_words(part, (place << 3) + turn * (_SUMS_BYTES // 2), words)
+        if not turn:
+            lanes.sync_warpgroup()
+
+
+def _warp_weights(rows: Any, part: Any) -> list[list[Real]]:
+    """Each warp's share of a part's rows g and g + 8; writes the part's tops and totals."""
+    g, weights = lanes.lane() >> 2, []
     for half in (0, 1):
         mine = [lanes.at(rows, _ROW_BYTES * w + 32 * half) for w in range(4)]
         top, total, factors = _weigh(mine)
@@ -48,11 +65,7 @@ def merge_warps(sums: Any, tops: Any, totals: Any, spare: list[Any], rows: Any, 
         # the same value from every lane and warp
         store_reals(part, (g << 2) + (_SUMS_BYTES + 32 * half), [top])
         store_reals(part, (g << 2) + (_SUMS_BYTES + 32 * half + 64), [total])
-    for i in range(4):
-        place = (lanes.warp() + 4 * i) * 32 + lanes.lane()
-        values = _weighted([load_reals(x, place << 4, 4) for x in spare], weights)
-        words = [lanes.half2_of_reals(values[j], values[j + 1]) for j in (0, 2)]
-        lanes.store_words(part, place << 3, words)
+    return weights
 
 
 def merge_parts(parts: list[Any], first: Word, tiles: int, unit: float, out: Any, lse: Any) -> None:
@@ -82,25 +95,16 @@ def merge_parts(parts: list[Any], first: Word, tiles: int, unit: float, out: Any
                 lanes.store_bf16(out, place, values[2 * half + n])
 
 
-def _publish(spare: list[Any], rows: Any, sums: Any, tops: Any, totals: Any) -> None:
-    """Each warp's sums to its piece of spare memory, its rows beside those of the others."""
-    warp = lanes.warp()
-    tiles = lanes.tiles_of(sums)
-    for w, piece in enumerate(spare):
+def _publish_rows(rows: Any, tops: Any, totals: Any) -> None:
+    """Each warp's rows beside those of the others."""
+    at = lanes.warp() * _ROW_BYTES + ((lanes.lane() >> 2) << 2)
 
-        def write(piece=piece):
-            for j, values in enumerate(tiles):
-                store_reals(piece, lanes.lane() * 16 + 512 * j, values)
-
-        lanes.when(warp.equals(w), write)
-    at = warp * _ROW_BYTES + ((lanes.lane() >> 2) << 2)
-
-    def write_rows() -> None:
+    def write() -> None:
         for kind, values in enumerate((lanes.rows_of(tops), lanes.rows_of(totals))):
             for half, value in enumerate(values):
                 store_reals(rows, at + (64 * kind + 32 * half), [value])
 
-    lanes.when((lanes.lane() & 3).below(1), write_rows)
+    lanes.when((lanes.lane() & 3).below(1), write)
 
 
 def _weigh(rows: list[Any]) -> tuple[Real, Real, list[Real]]:

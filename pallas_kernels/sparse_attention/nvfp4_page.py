@@ -23,6 +23,8 @@ from pallas_kernels import lanes
 from pallas_kernels.lanes import Real, Word, load_bits, load_words, multiply_half2, word
 from pallas_kernels.nvfp4_lanes import code_pairs, scale_pair, scale_pairs
 
+_BLOCK = 128
+
 
 def query_fragments(q: Any, row_bytes: int, to: Any) -> None:
     """Writes 16 query rows (bfloat16, `row_bytes` apart) as float16 A fragments: [4][32 lanes][8
@@ -45,14 +47,16 @@ def scores(q: Any, codes: Any, scales: Any, limit: Word) -> Any:
     -inf for tokens from `limit` on.
     """
     g, t = lanes.lane() >> 2, lanes.lane() & 3
-    token = lanes.warp() * 32 + ((g >> 1) << 2) + (g & 1)
+    token = _first_token() + ((g >> 1) << 2) + (g & 1)
+    line = token >> 1  # an even one: the next one's pieces are swizzled by one more bit
+    piece = (((g & 1) << 2) + t) ^ (line & 7)
+    even = (line << 7) + (piece << 4)
+    rows = even, (even ^ 16) + 128  # of columns 0 and 1; two more columns are 16 tokens further on
     raw, steps = [], []
     for column in range(4):
-        row = token + (16 * (column // 2) + 2 * (column % 2))
-        line = row >> 1
-        piece = (((row & 1) << 2) + t) ^ (line & 7)
-        raw.append(load_words(codes, (line << 7) + (piece << 4), 4))
-        steps.append(scale_pairs(load_bits(scales, (row << 3) + (t << 1), 16)))
+        raw.append(load_words(codes, rows[column % 2] + 1024 * (column // 2), 4))
+        at = (token << 3) + (t << 1) + (128 * (column // 2) + 16 * (column % 2))
+        steps.append(scale_pairs(load_bits(scales, at, 16)))
     sums = [[lanes.real(0.0)] * 4 for _ in range(4)]
     for part in range(4):
         at = lanes.lane() * 16 + 1024 * part
@@ -62,7 +66,22 @@ def scores(q: Any, codes: Any, scales: Any, limit: Word) -> Any:
             b = [multiply_half2(x, steps[column][part // 2]) for x in halves]
             sums[column] = lanes.multiply_tile(sums[column], a[0], b[:2])
             sums[column] = lanes.multiply_tile(sums[column], a[1], b[2:])
-    return lanes.array_of(_hide(sums, limit))
+    flat = [x for values in sums for x in values]
+    flat = lanes.branch(limit.below(_BLOCK), lambda: _hide(sums, limit), flat)
+    return lanes.array_of([flat[i : i + 4] for i in range(0, len(flat), 4)])
+
+
+def weights(scores: Any, unit: float, references: Any) -> Any:
+    """float32 exp2(scores * unit - reference), one reference (64,) a row."""
+    minus = [lanes.real(0.0) - x for x in lanes.rows_of(references)]
+    tiles = [
+        [
+            lanes.exp2(lanes.multiply_add(x, lanes.real(unit), minus[i // 2]))
+            for i, x in enumerate(t)
+        ]
+        for t in lanes.tiles_of(scores)
+    ]
+    return lanes.array_of(tiles)
 
 
 def add_values(sums: Any, weights: Any, codes: Any, scales: Any, limit: Word) -> Any:
@@ -72,16 +91,17 @@ def add_values(sums: Any, weights: Any, codes: Any, scales: Any, limit: Word) ->
     """
     g, t = lanes.lane() >> 2, lanes.lane() & 3
     p, out = lanes.half_fragments(weights), lanes.tiles_of(sums)
+    token = _first_token() + (t << 2)
+    line = token >> 1
+    start = (line << 7) + (((g >> 1) ^ (line & 7)) << 4) + ((g & 1) << 3)
+    rows = [(start ^ (64 * (j % 2) + 16 * (j // 2))) + 128 * (j // 2) for j in range(4)]
     for step in range(2):
-        first = lanes.warp() * 32 + (t << 2) + 16 * step
-        raw, bits = [], []
-        for j in range(4):
-            line = (first >> 1) + j // 2
-            piece = ((g >> 1) + 4 * (j % 2)) ^ (line & 7)
-            raw.append(load_words(codes, (line << 7) + (piece << 4) + ((g & 1) << 3), 2))
-            scale = load_bits(scales, (first << 3) + g + 8 * j, 8)
-            bits.append(lanes.select((first + j).below(limit), scale, word(0)))
+        first = token + 16 * step
+        raw = [load_words(codes, row + 1024 * step, 2) for row in rows]
+        at = (token << 3) + g
+        bits = [load_bits(scales, at + (128 * step + 8 * j), 8) for j in range(4)]
         steps = [scale_pair(bits[j] | (bits[j + 1] << 8)) for j in (0, 2)]
+        steps = _seen(steps, first, limit)
         a = [*p[2 * step], *p[2 * step + 1]]
         for quarter in range(4):  # 4 dimensions of the 16
             selector = 0x7632 if quarter % 2 else 0x5410
@@ -108,18 +128,38 @@ def rescale(sums: Any, factors: Any) -> Any:
     return lanes.array_of([flat[i : i + 4] for i in range(0, len(flat), 4)])
 
 
-def _hide(sums: list[list[Real]], limit: Word) -> list[list[Real]]:
+def _first_token() -> Word:
+    """Of this warp; as the compiler keeps it through a loop."""
+    return lanes.thread() & 96
+
+
+def _seen(steps: list[Word], first: Word, limit: Word) -> list[Word]:
+    """Zeros in place of the scales, two a word, of tokens from `limit` on; nothing is done where a
+    page is seen to its end.
+    """
+
+    def hidden() -> list[Real]:
+        found = []
+        for i, step in enumerate(steps):
+            low, high = ((first + 2 * i + j).below(limit) for j in (0, 1))
+            low = lanes.select(low, word(0xFFFF), word(0))
+            found.append(step & (low | lanes.select(high, word(0xFFFF0000), word(0))))
+        return [lanes.real_of_bits(x) for x in found]
+
+    same = [lanes.real_of_bits(step) for step in steps]
+    return [lanes.bits_of_real(x) for x in lanes.branch(limit.below(_BLOCK), hidden, same)]
+
+
+def _hide(sums: list[list[Real]], limit: Word) -> list[Real]:
     """-inf in place of scores from `limit` on."""
     t = lanes.lane() & 3
-    left = limit + (lanes.warp() * -32 + t * -4)  # tokens seen from this lane's first on
+    left = limit + (_first_token() * -1 + t * -4)  # tokens seen from this lane's first on
     hidden = lanes.real(float("-inf"))
     out = []
     for column, values in enumerate(sums):
-        masked = []
         for i, value in enumerate(values):
             token = 16 * (column // 2) + 2 * (column % 2) + i % 2
-            masked.append(lanes.select(word(token).below(left), value, hidden))
-        out.append(masked)
+            out.append(lanes.select(word(token).below(left), value, hidden))
     return out
 
 

@@ -199,6 +199,10 @@ def minimum(a, b):
     return Real(np.fmin(a.value, b.value))
 
 
+def multiply_add(a, b, c):
+    return Real(a.value.astype(np.float64) * b.value + c.value)
+
+
 def absolute(x):
     return Real(np.abs(x.value))
 
@@ -377,15 +381,11 @@ def repeat(start, stop, step, body, carry=()):
     return carry
 
 
-def sync_block():
-    """All threads are in step."""
-
-
 def sync_warpgroup():
     """All threads are here already."""
 
 
-sync_warp = sync_warpgroup
+sync_block = sync_warp = sync_warpgroup
 
 
 def tiles_of(array):

@@ -119,6 +119,21 @@ def test_a_page_is_scored_and_its_values_weighed(monkeypatch, limit):
         assert_close(sums[rows], before[rows] + product[:, dimension], "f32")
 
 
+def test_scores_become_weights_of_their_rows(monkeypatch):
+    rng, unit = np.random.default_rng(0), 0.37
+    scores = (6 * rng.standard_normal((64, 32))).astype(np.float32)
+    scores[7], scores[20, :16] = -np.inf, -np.inf  # hidden
+    references = np.where(np.arange(64) == 7, 0, scores.max(1) * unit).astype(np.float32)
+    result = []
+
+    def kernel():
+        result.append(nvfp4_page.weights(_tiles(scores), unit, _rows(references)))
+
+    _run(monkeypatch, kernel)
+    exact = np.exp2(scores.astype(np.float64) * unit - references[:, None])
+    assert_close(_array(result[0]), exact.astype(np.float32), "f32")
+
+
 def test_only_warps_with_a_new_maximum_are_rescaled(monkeypatch):
     rng = np.random.default_rng(0)
     sums = rng.standard_normal((64, H)).astype(np.float32)
@@ -141,16 +156,17 @@ def test_parts_are_merged_by_their_maxima(monkeypatch, seen):
     out, lse = np.zeros((G, H), ml_dtypes.bfloat16), np.zeros(G, np.float32)
 
     def kernel(spare, rows, parts, out, lse):
-        pieces = [emulated_lanes.address(spare, merge.WARP_BYTES * w) for w in range(WARPS)]
+        pieces = [emulated_lanes.address(spare, merge.ROUND_BYTES * w) for w in range(WARPS)]
+        own = emulated_lanes.address(spare, emulated_lanes.warp() * merge.ROUND_BYTES)
         places = [emulated_lanes.address(parts, merge.PART_BYTES * i) for i in range(4)]
         for i, place in enumerate(places):
             state = _tiles(sums[i]), _rows(tops[i]), _rows(totals[i])
-            merge.merge_warps(*state, pieces, emulated_lanes.address(rows), place)
+            merge.merge_warps(*state, pieces, own, emulated_lanes.address(rows), place)
         to = emulated_lanes.address(out), emulated_lanes.address(lse)
         for rank in range(2):  # as two CTAs would
             merge.merge_parts(places, Word(8 * rank), 8, 2.0, *to)
 
-    sizes = 4 * merge.WARP_BYTES, merge.ROWS_BYTES, 4 * merge.PART_BYTES
+    sizes = WARPS * merge.ROUND_BYTES, merge.ROWS_BYTES, 4 * merge.PART_BYTES
     _run(monkeypatch, kernel, *(Ref(np.zeros(n, np.uint8)) for n in sizes), Ref(out), Ref(lse))
     weight = np.exp2(tops - np.where(seen, tops.max(), 0)).reshape(4 * WARPS, G)
     total = (weight * totals.reshape(4 * WARPS, G)).sum(0)
