@@ -34,7 +34,6 @@ from tests.rl.test_rollout import compared
 
 pytestmark = [pytest.mark.devices(8), pytest.mark.slow]  # 60 s
 BOUND = 1e-5  # relative L2 of gradient and parameters in float32: 2e-6 was the most
-MESHES = ("dp2", "tp2", "dp2,tp2,ep")
 
 
 def on_mesh(text: str) -> LoadedModel:
@@ -97,7 +96,7 @@ def shares(state: TrainState) -> set[int]:
     return {x.size // max(1, x.addressable_shards[0].data.size) for x in leaves}
 
 
-@pytest.mark.parametrize("text", MESHES)
+@pytest.mark.parametrize("text", ["dp2", "tp2,ep"])  # tp2 and dp2,tp2,ep were as close
 def test_an_update_on_a_mesh_is_that_of_one_device(packs, alone, text):
     gradient, state, norm = updated(on_mesh(text), packs, text)
     assert max(shares(state)) > 1
@@ -124,10 +123,9 @@ def test_a_checkpoint_of_one_mesh_is_restored_on_another(packs, tmp_path):
         assert y.sharding == z.sharding
 
 
-@pytest.mark.parametrize("text", MESHES)
-def test_a_rollout_on_a_mesh_is_what_one_device_computes_of_it(text):
+def test_a_rollout_on_a_mesh_is_what_one_device_computes_of_it():
     """Its log-probabilities and experts, of prompts and samples that data ranks share."""
-    loaded, parameters = on_mesh(text), toy_policy(toy_loaded())[0]
+    loaded, parameters = on_mesh("dp2,tp2,ep"), toy_policy(toy_loaded())[0]
     model, adapter = published(loaded.model, parameters, CONFIG)
     policy = Policy(model=model, adapter=adapter, version=3)
     found = LocalRollout(loaded=loaded, wave=64)(policy, toy_request())
