@@ -1,4 +1,4 @@
-"""The cuts found by halving are those of sorting, ties included; and nothing sorts."""
+"""The cuts found bit by bit are those of sorting, ties included; and nothing sorts."""
 
 import jax
 import jax.numpy as jnp
