@@ -155,6 +155,7 @@ class Gpu:
 
 def test_a_gpu_has_blocks_for_what_weights_slots_and_the_largest_steps_leave(monkeypatch):
     """The steps are those of the pool that will be, not of the small one that they are tried on."""
+    loaded = random_loaded(small(1, num_tokens=501))
     monkeypatch.setattr(sizes, "_devices", lambda loaded: [Gpu()])
     tried, prepare, programs = mock.Mock(side_effect=ModelDevice), Programs.prepare, {}
     monkeypatch.setattr(sizes, "ModelDevice", tried)
@@ -165,14 +166,14 @@ def test_a_gpu_has_blocks_for_what_weights_slots_and_the_largest_steps_leave(mon
 
     monkeypatch.setattr(Programs, "prepare", noted)
     config = config_of(max_model_len=64, max_num_seqs=16, gpu_memory_utilization=0.8)
-    num_blocks = num_blocks_for(LOADED, config)
+    num_blocks = num_blocks_for(loaded, config)
     assert tried.call_args.args[2] == 4
     starts = [name.split(",")[0] for name in programs]
     assert starts == ["decode of 16 rows", "prefill of 128 tokens"]
     needs = [program.memory_analysis() for program in programs.values()]
     step = max(one.temp_size_in_bytes + one.output_size_in_bytes for one in needs)
-    step -= 4 * LOADED.layout.block_bytes  # the pool is written in place
-    slots = ModelDevice(LOADED, config, 4).slot_bytes
-    assert slots > 16 * LOADED.config.vocab_size * 5 and step > 0
-    most = (60_000_000 - slots) // LOADED.layout.block_bytes
-    assert most - step // LOADED.layout.block_bytes - 1 <= num_blocks < most
+    step -= 4 * loaded.layout.block_bytes  # the pool is written in place
+    slots = ModelDevice(loaded, config, 4).slot_bytes
+    assert slots > 16 * loaded.config.vocab_size * 5 and step > 0
+    most = (60_000_000 - slots) // loaded.layout.block_bytes
+    assert most - step // loaded.layout.block_bytes - 1 <= num_blocks < most
