@@ -24,9 +24,9 @@ from minimax_jax.layers import MLP, GemmaNorm, Linear, normal
 from minimax_jax.lora import Adapter, part
 from minimax_jax.micro_batches import MicroBatches, micro_batches
 from minimax_jax.moe import MoE
-from minimax_jax.shards import gathered_tokens, partial_sums, summed, token_axis
+from minimax_jax.shards import gathered_tokens, own_rows, partial_sums, summed, token_axis
 from pallas_kernels.layouts.pool import PoolLayout
-from sharding.apply import constrain
+from sharding.apply import constrain, local
 from sharding.rules import SERVE
 
 MICRO_BATCH = "micro_batch_"  # and its number: the scope of its layers in a step's program
@@ -183,7 +183,13 @@ class Model(nnx.Module):
 
     def embedded(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """The residual stream before the first layer; M3 does not scale it."""
-        return self.embedding.get_value()[tokens].astype(self.dtype)
+        look_up = local(
+            own_rows,
+            in_axes=[("vocab", None), ("batch", None)],
+            out_axes=("batch", None, None),
+            rules=self.rules,
+        )
+        return look_up(self.embedding.get_value(), tokens).astype(self.dtype)
 
     def logits(
         self, hidden: Float[Array, "*rows D"], adapter: Adapter = None

@@ -17,14 +17,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from minimax_jax.layers import Linear, linears
 from minimax_jax.lora import Adapter, LowRank
 from pallas_kernels.layouts import mxfp8
 from sharding.apply import constrain, local, splits
 from sharding.axes import MODEL, Axes
-from sharding.collectives import exchanged, scattered_total, total
+from sharding.collectives import exchanged, rank, ranks, scattered_total, total
 from sharding.rules import Rules, Transport
 
 Low = Adapter | LowRank  # what a module of several linears takes, and what one takes
@@ -96,6 +96,19 @@ def partial_sums(
     """`module(x, adapter)` of each rank's own weights, whose sum over the ranks is the result."""
     out = ("partials", *into[:-1], "embed")
     return _on_shards(_partial, [(module, adapter)], x, into, out, rules)
+
+
+def own_rows(table: Float[Array, "V D"], tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    """Within `local`: the rows of a table of which each rank has a part, every token's sent by the
+    rank that has it. Left to the compiler, one token is a slice, and the whole table is gathered
+    for it (2.5 GB a step at full size).
+    """
+    if ranks(MODEL) == 1:
+        return table[tokens]
+    places = tokens - rank(MODEL) * len(table)
+    is_own = (places >= 0) & (places < len(table))
+    rows = jnp.where(is_own[..., None], table[jnp.clip(places, 0, len(table) - 1)], 0)
+    return total(rows, [MODEL])
 
 
 @jax.named_scope("summed")
