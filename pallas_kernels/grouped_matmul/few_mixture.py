@@ -24,7 +24,7 @@ from pallas_kernels.scaled_matmul.plan import Plan
 from pallas_kernels.scaled_matmul.weight_tiles import TILE
 
 _WIDTHS, _SHARED_WIDTHS = 256, 512  # columns of which each product has a multiple
-_MOST_COLUMNS = 6144  # of eight rows that leave room for pages
+_MOST_COLUMNS = 6144  # of eight rows that leave room for pages; down has up to three times eight
 
 
 def refuse(x: Array, matrices: Matrices, pairs: int, shared: Matrices | None) -> str | None:
@@ -32,9 +32,9 @@ def refuse(x: Array, matrices: Matrices, pairs: int, shared: Matrices | None) ->
     if len(x) > EIGHT or pairs > MOST_PAIRS:
         return f"{len(x)} tokens with {pairs} experts in all, more than {EIGHT} or {MOST_PAIRS}"
     widths = _WIDTHS if shared is None else _SHARED_WIDTHS
-    for one in (matrices.gate, matrices.down):
-        if one.shape[-1] % widths or one.shape[-1] > _MOST_COLUMNS:
-            return f"{one.shape[-1]} columns, no multiple of {widths} up to {_MOST_COLUMNS}"
+    for one, most in ((matrices.gate, _MOST_COLUMNS), (matrices.down, _MOST_COLUMNS // 2)):
+        if one.shape[-1] % widths or one.shape[-1] > most:
+            return f"{one.shape[-1]} columns, no multiple of {widths} up to {most}"
     if shared is None:
         return None
     if not all(isinstance(one, MXFP8Tensor) for one in shared):

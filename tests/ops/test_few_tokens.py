@@ -184,6 +184,9 @@ def test_it_lowers_at_full_width(tokens, with_shared):
 
 def test_what_they_do_not_take_is_said():
     routed, shared = _shapes(8, 512, 1024)
+    wide, _ = _shapes(8, 512, 3584)
+    said = few_mixture.refuse(jnp.zeros((8, 512), jnp.bfloat16), wide, 32, None)
+    assert said == "3584 columns, no multiple of 256 up to 3072"
 
     def reason(tokens=8, dtype=jnp.bfloat16, pairs=32, shared: Any = shared):
         x = jnp.zeros((tokens, 512), dtype)
