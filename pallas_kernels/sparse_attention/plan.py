@@ -7,7 +7,7 @@ batch. Who takes a part depends on the number of units, what is added to what do
 from dataclasses import dataclass
 
 PART = 4  # pages
-_MULTIPROCESSORS = 132  # of an H200
+MULTIPROCESSORS = 132  # of an H200
 _TEAMS = 4  # warpgroups of a CTA that fills a multiprocessor: 128 registers a thread
 
 
@@ -22,12 +22,13 @@ class Plan:
     @classmethod
     def of(cls, units: int, parts: int) -> "Plan":
         """Few units are spread over clusters of CTAs with a part each; those that would fill the
-        device so have a CTA with a warpgroup for each part, and many a warpgroup each, three of
-        which share a multiprocessor.
+        device so have a CTA with a warpgroup for each part, and many a warpgroup each, or two,
+        three of which share a multiprocessor.
         """
-        if units > _MULTIPROCESSORS:
-            return cls(together=parts, teams=1, ctas=1)
-        if units * parts > 2 * _MULTIPROCESSORS:
+        if units > MULTIPROCESSORS:
+            ctas = 2 if parts > 1 and 2 * units <= 3 * MULTIPROCESSORS else 1
+            return cls(together=parts // ctas, teams=1, ctas=ctas)
+        if units * parts > 2 * MULTIPROCESSORS:
             teams = min(_TEAMS, parts)
             return cls(together=parts // teams, teams=teams, ctas=1)
         return cls(together=1, teams=1, ctas=parts)
@@ -44,8 +45,8 @@ class Plan:
 
     @property
     def ring(self) -> int:
-        """Pages in flight for a warpgroup: a whole part where shared memory is for one of them."""
-        return PART if self.spread > self.teams else 2
+        """Pages in flight for a warpgroup: all where it has one part and the CTA for itself."""
+        return PART if self.together == self.teams == 1 else 2
 
 
 def parts_of(chosen: int) -> int | None:

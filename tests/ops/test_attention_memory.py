@@ -1,5 +1,7 @@
 """What attention from pages may hold in memory: the chosen blocks, nothing longer."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,8 @@ from jax.extend.core import jaxprs_in_params
 
 from pallas_kernels.layouts.pages import Blocks, Pages
 from pallas_kernels.layouts.pool import LINE, Component
-from pallas_kernels.sparse_attention import SPARSE, masked, sparse_attention
+from pallas_kernels.sparse_attention import SPARSE, decode, masked, sparse_attention
+from pallas_kernels.sparse_attention.plan import MULTIPROCESSORS, Plan
 from tests.ops.oracles import portable, temporary_share
 
 Z, C, K, G, H, P = 16, 4, 2, 2, 32, 8
@@ -40,6 +43,18 @@ def test_decode_at_32k_tokens_makes_no_array_as_long_as_the_context():
     sizes = list(_float_sizes(jax.make_jaxpr(decode)(pool, q, *arguments).jaxpr))
     chosen_keys = top_k * 128 * width
     assert max(sizes) == chosen_keys < context * width
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+def test_decode_spreads_whole_units_in_the_memory_of_a_multiprocessor(parts):
+    for units in [*range(1, 600), 1024, 10_000]:
+        plan = Plan.of(units, parts)
+        assert plan.together * plan.teams * plan.ctas == parts and plan.ctas <= 8
+        pages, *rest, _ = decode._scratch(plan)
+        held = sum(math.prod(x.shape) * x.dtype.itemsize for x in (pages, *rest))
+        assert held < 227 * 1024
+        if units > 2 * MULTIPROCESSORS:  # three CTAs of one warpgroup, 1 KB of each the system's
+            assert plan.teams == 1 and (parts == 1 or 3 * (held + 2048) < 228 * 1024)
 
 
 @pytest.mark.parametrize("name", portable(SPARSE))

@@ -44,7 +44,15 @@ def _sparse(kernel, batch, queries, heads, chosen) -> str:
 
 @pytest.mark.parametrize(
     ("batch", "queries", "heads", "chosen"),
-    [(1, 1, 4, 16), (32, 1, 4, 16), (32, 8, 4, 16), (3, 2, 1, 5), (1, 1, 2, 32), (2, 1, 1, 1)],
+    [
+        (1, 1, 4, 16),
+        (32, 1, 4, 16),
+        (40, 1, 4, 16),
+        (32, 8, 4, 16),
+        (3, 2, 1, 5),
+        (1, 1, 2, 32),
+        (2, 1, 1, 1),
+    ],
 )
 def test_decode_lowers_however_units_are_spread(batch, queries, heads, chosen):
     assert _KERNEL in _sparse(decode.sparse_attention, batch, queries, heads, chosen)
