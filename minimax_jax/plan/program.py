@@ -127,15 +127,19 @@ def _lowered(step: Step, mesh: Mesh) -> Lowered:
 # Batches, states and caches check what they are made of, so they are made of tracers.
 def _prefill(layout: PoolLayout, model: Model, pool, tokens, table, last, logits):
     batch = Batch(tokens=tokens, positions=tokens, block_table=table)
-    return prefill(model, None, Cache(pool=pool, layout=layout), batch, last, logits)
+    return prefill(model, None, _cache(model, pool, layout), batch, last, logits)
 
 
 def _decode(layout: PoolLayout, model: Model, pool, table, positions, logits):
     running = positions >= 0
     state = DecodeState(logits=logits, positions=positions, limits=positions, running=running)
     sampling = SamplingState.of([SamplingParams(temperature=0.0)] * len(positions))
-    cache = Cache(pool=pool, layout=layout)
+    cache = _cache(model, pool, layout)
     return decode(model, None, cache, table, state, sampling, DecodeOptions(steps=1))
+
+
+def _cache(model: Model, pool, layout: PoolLayout) -> Cache:
+    return Cache(pool=pool, layout=layout, page_ranks=model.rules.page_ranks)
 
 
 def layout_of(config: ModelConfig, mesh: Mesh | AbstractMesh, page_ranks: int) -> PoolLayout:
