@@ -26,6 +26,7 @@ pytestmark = pytest.mark.gpu
 
 SEQUENCES, CHUNK, CHUNKS, Z = 2, 2048, 3, 128
 FORMATS = CacheFormats(kv="nvfp4", index="nvfp4")
+PARALLEL = ("tp2,ep", "dep2", "tp2,dcp2", "tp2,sp,overlap", "tp2,dcp2,split", "tp2", "tp2,sp")
 # Another order of summation in bfloat16, and now and then another NVFP4 code or block, as between
 # the kernels and the reference (test_full_width).
 BOUND = 5e-2
@@ -42,11 +43,15 @@ def _logits(text: str) -> np.ndarray:
     parallel = ParallelConfig.parse(text)
     mesh, rules, config = make_mesh(parallel), with_parallel(SERVE, parallel), _config()
     model = random_model(config, jnp.bfloat16, mesh=mesh, rules=rules)
-    width, own = CHUNK * CHUNKS // Z + 1, SEQUENCES // parallel.dp
-    table = jnp.asarray(np.random.default_rng(0).permutation(own * width).reshape(own, width))
-    table = jnp.tile(table, (parallel.dp, 1)).astype(jnp.int32)
-    pages = Cache.empty(pool_layout(config, FORMATS, local_heads(config, mesh)), own * width, mesh)
-    ids = np.random.default_rng(1).integers(0, config.num_tokens, (SEQUENCES, width * Z), np.int32)
+    own, n = SEQUENCES // parallel.dp, parallel.page_ranks
+    rows = -(-(CHUNK * CHUNKS // Z + 1) // n)  # of n neighbouring blocks each
+    width = rows * n
+    table = np.random.default_rng(0).permutation(own * rows)[:, None] * n + np.arange(n)
+    table = jnp.tile(jnp.asarray(table.reshape(own, width), jnp.int32), (parallel.dp, 1))
+    layout = pool_layout(config, FORMATS, local_heads(config, mesh, n))
+    pages = Cache.empty(layout, own * width, mesh, n)
+    shape = SEQUENCES, CHUNK * CHUNKS + 1
+    ids = np.random.default_rng(1).integers(0, config.num_tokens, shape, np.int32)
     logits, seen = jnp.zeros((SEQUENCES, config.vocab_size), jnp.float32), []
     steps = [(chunk * CHUNK, CHUNK) for chunk in range(CHUNKS)] + [(CHUNKS * CHUNK, 1)]
     with jax.set_mesh(mesh):
@@ -61,7 +66,7 @@ def _logits(text: str) -> np.ndarray:
 
 
 @pytest.mark.skipif(jax.device_count() < 2, reason="one device")
-@pytest.mark.parametrize("text", ["tp2,ep", "dep2", "tp2,dcp2", "tp2,sp,overlap", "tp2", "tp2,sp"])
+@pytest.mark.parametrize("text", PARALLEL)
 def test_two_gpus_give_the_logits_of_one(text):
     found, expected = _logits(text), _logits("tp1")
     error = relative_error(found, expected)
