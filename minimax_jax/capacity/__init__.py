@@ -4,7 +4,8 @@ for.
 No byte is counted by a formula of its own: weights are the model's parameters in their stored
 formats (`capacity_weights`), pages are rows of the pool's layout. A GPU holds its share of the
 weights, an overhead that the caller names, and as many whole blocks as the rest has room for. `dcp`
-splits work and changes none of these; with `sp` a GPU holds attention's output projection whole.
+splits work and changes none of these, with `split` a GPU holds its part of every sequence's blocks;
+with `sp` it holds attention's output projection whole.
 """
 
 import math
