@@ -68,7 +68,7 @@ def temporary_bytes(B: int, T: int, V: int, most_values: int) -> int:
 
 
 def test_memory_is_bounded_by_what_is_judged_at_once():
-    B, T, V = 16, 7, 4096
+    B, T, V = 16, 15, 4096
     table = 4 * B * (T + 1) * V
     assert temporary_bytes(B, T, V, B * (T + 1) * V) > table, "all at once, tables of all rows"
     assert temporary_bytes(B, T, V, B * V) < table
