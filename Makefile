@@ -23,11 +23,14 @@ rl-demo: $(INSTALLED)
 	.venv/bin/minimax-train grpo --config tiny_arith --out $(RUN) seed=$(SEED) $(WITH)
 	.venv/bin/minimax-train plot $(RUN)
 
+# Most of a test run is compiling, which takes a third less without LLVM's passes; the slow tests and
+# the comparisons of .ci/run keep them.
 test: $(INSTALLED)
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
 	.venv/bin/pyright
-	.venv/bin/python -m pytest -n 2 --dist worksteal -m "not gpu and not parity and not slow"
+	XLA_FLAGS=--xla_backend_optimization_level=0 .venv/bin/python -m pytest -n 2 --dist worksteal \
+	  -m "not gpu and not parity and not slow"
 
 # Twenty minutes of clients that come, hang up and abort; .ci/run has three of them.
 soak: $(INSTALLED)
