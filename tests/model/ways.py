@@ -136,11 +136,12 @@ def _logits(model: Model, x):
 def _run(layer, x, pool, line, context: Context, fault: Fault | None, attended=None):
     """The layer's output, the pool, and what the layer did; `attended` replaces attention."""
     seen = {"x": x}
+    lse = None if attended is None else jnp.zeros(attended.shape[:-1])  # which nothing reads here
     ops = {name: getattr(caller, name) for name, caller in _CALLERS.items()}
     ops |= fault() if fault else {}
     ops["block_select"] = _recorded_select(ops["block_select"], seen)
     for name in ("sparse_attention", "dense_attention"):
-        op = ops[name] if attended is None else lambda *operands, **options: (attended, None)
+        op = ops[name] if attended is None else lambda *operands, **options: (attended, lse)
         ops[name] = _recorded_attention(op, seen)
     route = _recorded_router(Router.__call__, seen)
     with ExitStack() as stack:

@@ -7,7 +7,7 @@ from sharding.rules import REPLICATED_IF_UNEVEN, SERVE, TRAIN, Rules, as_tuple
 
 
 def test_every_logical_axis_has_a_letter_and_a_rule():
-    settings = ["transport", "index_ranks", "overlap"]
+    settings = ["transport", "index_ranks", "page_ranks", "overlap"]
     assert [field.name for field in fields(Rules)] == [*LOGICAL_AXES, *settings]
     assert set(LOGICAL_AXES.values()) - {"dp x tp", "tp"} <= set(LETTERS)
     assert set(LOGICAL_AXES) >= REPLICATED_IF_UNEVEN
