@@ -6,6 +6,7 @@ tests marked `gpu`).
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
@@ -41,3 +42,15 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None):
     is_last = nextitem is None or nextitem.path != item.path
     if is_last and MAPS.exists() and MAPS.read_text("utf-8").count("\n") > MOST_MAPS:
         jax.clear_caches()
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch):
+    """Dispatch sees a Hopper GPU; nothing can be run on it."""
+    from pallas_kernels import dispatch  # not before its annotations are checked
+
+    device = SimpleNamespace(compute_capability=dispatch.HOPPER)
+    seen = SimpleNamespace(devices=lambda: [device], default_backend=lambda: "gpu")
+    monkeypatch.setattr(dispatch, "jax", seen)
+    yield
+    jax.clear_caches()  # what was traced for another device

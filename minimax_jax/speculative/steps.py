@@ -148,9 +148,7 @@ def speculate(
         proposal=_proposed(model, drafter, cache, block_table, newest, drawn),
         history=lengthened(state.history, committed.tokens),
     )
-    routes = None
-    if options.records:
-        routes = Routes.of(walked.choices, batch, cache.layout.block_size)
+    routes = Routes.of(walked.choices, batch, cache.layout.block_size) if options.records else None
     made = Speculated(
         generated=_report(judge, committed, broken, options),
         tested=widths,

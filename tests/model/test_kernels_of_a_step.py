@@ -4,7 +4,6 @@ kernel, and no step falls back to the reference.
 
 import warnings
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +14,10 @@ from minimax_jax.batch import Batch
 from minimax_jax.bench.command import shortened
 from minimax_jax.cache import Cache, pool_layout
 from minimax_jax.random_model import random_model
-from pallas_kernels import dispatch
 from pallas_kernels.layouts.nvfp4_pages import NVFP4Pages
 from pallas_kernels.layouts.pool import CacheFormats
 
 BLOCKS = 325  # of a sequence of 41,600 tokens
-
-
-@pytest.fixture
-def hopper(monkeypatch):
-    """Dispatch sees a Hopper GPU; nothing can be run on it."""
-    device = SimpleNamespace(compute_capability=dispatch.HOPPER)
-    seen = SimpleNamespace(devices=lambda: [device], default_backend=lambda: "gpu")
-    monkeypatch.setattr(dispatch, "jax", seen)
-    yield
-    jax.clear_caches()  # what was traced for another device
 
 
 def _shape(*axes, dtype=jnp.int32):

@@ -3,7 +3,6 @@
 import json
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from minimax_jax.bench.work import prefill_flops
 from minimax_jax.cache import formats_of
 from minimax_jax.loaded import LoadedModel
 from minimax_jax.random_model import random_model
-from pallas_kernels import dispatch
 from rl.__main__ import main
 from rl.adapters import new_adapter
 from rl.bench.answers import Answers
@@ -95,16 +93,6 @@ def test_rollout_and_update_of_the_small_model_are_measured(tmp_path, capsys):
         assert f"{row['name']}: {row['ms']:.1f} ms" in told
     seconds = answers["ms"] / 1e3
     assert answers["tokens_a_second"] == pytest.approx(8 * 12 / seconds)
-
-
-@pytest.fixture
-def hopper(monkeypatch):
-    """Dispatch sees a Hopper GPU; nothing can be run on it."""
-    device = SimpleNamespace(compute_capability=dispatch.HOPPER)
-    seen = SimpleNamespace(devices=lambda: [device], default_backend=lambda: "gpu")
-    monkeypatch.setattr(dispatch, "jax", seen)
-    yield
-    jax.clear_caches()  # what was traced for another device
 
 
 @pytest.mark.slow  # 8 s
