@@ -1,11 +1,12 @@
 """kv_insert on Hopper: norm, rotation, quantisation and the write into pages by one kernel.
 
-Grid: one warpgroup a token. Its vectors (K keys, K values, the index key) go round its four warps;
-a lane has four neighbouring elements of 128. A key's mean square and a group's largest magnitude
-are shuffles; the partner of a rotation is another lane's element. Bytes go straight to the page:
-64 of codes and 8 of scales a vector (NVFP4), which one warp writes as whole sectors.
+Eight lanes have a vector of 128 elements: a lane two pieces of 8 neighbours which a rotation turns
+against each other (`_Angles`), so that only a mean square and a group's largest magnitude need
+shuffles. Grid: programs of `_VECTORS` vectors, first those of K keys, then of values, then of index
+keys, token by token, so that all lanes of a program do the same.
 
-Memory: 256 bytes read and 72 written a vector. The pool is an operand that is also the result.
+Memory: 256 bytes read and 72 written a vector (NVFP4). The pool is an operand that is also the
+result.
 """
 
 from collections.abc import Callable
@@ -27,9 +28,12 @@ from pallas_kernels.lanes import REF, SCALAR, Real, Word, word
 from pallas_kernels.layouts import e2m1
 from pallas_kernels.layouts.pool import LINE, Component, PoolLayout
 
-WIDTH, PART = 128, 4  # elements of a vector, of a lane
+WIDTH = 128  # elements of a vector
 FORMATS = ("nvfp4", "fp8", "bf16")
-_ROTATED = (4, 8, 16, 32, 64)  # pairs: the partner is a power of two of lanes away
+_ROTATED = (16, 32, 64)  # pairs: whole groups of 16 for two lanes
+_LANES, _PIECE = 8, 8  # of a vector, elements of a piece
+_VECTORS = 16  # of a program
+_ROW_BYTES = 2 * WIDTH
 _SIXTH = 0.16666667163372040  # float32(1/6), as the format says
 
 
@@ -73,7 +77,7 @@ def kv_insert(
     kernel: Any = pl.kernel(
         lanes.named("kv_insert", _program, layout, transform.eps, len(norms)),
         out_type=(),
-        mesh=plgpu.Mesh(grid=rows.k.shape[:1], grid_names=("token",)),
+        mesh=plgpu.Mesh(grid=(sum(map(_programs, values)),), grid_names=("program",)),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
     )
     places = (x.astype(jnp.int32) for x in (slots.block_ids, slots.places))
@@ -85,58 +89,80 @@ def kv_insert(
     return jax.freeze(in_place)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Vector:
-    """One vector of a token: where it comes from, what it is, where its head begins."""
+def _programs(values: Any) -> int:
+    """How many programs the vectors of [T, heads, 128] need."""
+    return -(-values.shape[0] * values.shape[1] // _VECTORS)
 
-    source: int  # of keys, values, index keys
-    head: int
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """The vectors of one source: keys, values or index keys."""
+
     component: Component
     line: int  # of its component, from the layer's first
     norm: int | None  # which weights; None for values, which stay as they are
 
 
-def _vectors(layout: PoolLayout, sources: int) -> list[_Vector]:
+def _kinds(layout: PoolLayout, sources: int) -> list[_Kind]:
     kv = layout.kv
-    found = [
-        _Vector(source=i, head=head, component=kv, line=i * kv.lines, norm=None if i else 0)
-        for i in (0, 1)
-        for head in range(kv.heads)
-    ]
-    if sources == 3:
-        index = _Vector(source=2, head=0, component=layout.index, line=2 * kv.lines, norm=1)
-        found.append(index)
-    return found
+    return [
+        _Kind(component=kv, line=0, norm=0),
+        _Kind(component=kv, line=kv.lines, norm=None),
+        _Kind(component=layout.index, line=2 * kv.lines, norm=1),
+    ][:sources]
 
 
 def _program(layout, eps, num_norms, pool, line, blocks, places, cos, sin, *arrays):
-    """All vectors of one token; `arrays` are norms, then values."""
-    token = lax.axis_index("token")
-    block, place, first = blocks[token], places[token], line[0]
-    sources, pairs = len(arrays) - num_norms, cos.shape[1]
+    """Vectors of one kind; `arrays` are norms, then values."""
+    program, norms, sources = lax.axis_index("program"), arrays[:num_norms], arrays[num_norms:]
+    first = 0
+    for kind, values in zip(_kinds(layout, len(sources)), sources, strict=True):
+        norm = () if kind.norm is None else (norms[kind.norm],)
+        last = first + _programs(values)
+        refs = pool, blocks, places, cos, sin, values, *norm
+        insert = partial(_insert, kind, eps, refs, line, program - first)
+        pl.when((program >= first) & (program < last))(insert)
+        first = last
 
-    @pl.when((block >= 0) & (block < pool.shape[0]))
-    def _():
-        @lanes.code(*[REF] * (3 + len(arrays)), *[SCALAR] * 3)
-        def insert(_, row, cos, sin, *rest):
-            token, place, first = (lanes.scalar(x) for x in rest[len(arrays) :])
+
+def _insert(kind, eps, refs, line, program):
+    """The `program`-th vectors of one kind."""
+    pool, _, _, cos, _, values, *norm = refs
+    tokens, heads, _ = values.shape
+    pool_blocks, row_bytes, pairs = pool.shape[0], pool.shape[1] * LINE, cos.shape[1]
+
+    @lanes.code(*[REF] * len(refs), *[SCALAR] * 2)
+    def insert(_, pool, blocks, places, cos, sin, values, *rest):
+        *weights, program, line = rest
+        number = lanes.scalar(program) * _VECTORS + (lanes.thread() >> 3)
+        inside = number.below(tokens * heads)
+        number = lanes.select(inside, number, word(0))
+        token = number // heads
+        head = number + token * -heads
+        x = _load(lanes.element(lanes.address(values), number, _ROW_BYTES), pairs)
+        [block] = lanes.load_words(lanes.address(blocks), token << 2, 1)
+        [place] = lanes.load_words(lanes.address(places), token << 2, 1)
+        if weights:
             angle = _Angles(lanes.address(cos), lanes.address(sin), pairs, token)
-            for i, vector in enumerate(_vectors(layout, sources)):
-                n = num_norms + vector.source
-                at = (token * arrays[n].shape[1] + vector.head) * (2 * WIDTH)
-                source = lanes.address(rest[n], at + lanes.lane() * (2 * PART))
-                to = lanes.address(row, (first + vector.line) * LINE)
+            x = _normed(x, _weights(weights[0], norm[0].dtype, pairs), eps)
+            x = _stored(angle.rotate(x))
+        start = (lanes.scalar(line) + kind.line) * LINE
+        row = place + head * kind.component.tokens
+        inside = lanes.both(inside, lanes.both(word(-1).below(block), block.below(pool_blocks)))
+        block = lanes.select(inside, block, word(0))
+        to = lanes.at(lanes.element(lanes.address(pool), block, row_bytes), start)
+        _WRITE[kind.component.format](to, kind.component, row, x, pairs, inside)
 
-                def one(vector=vector, source=source, to=to):
-                    x = _load(source)
-                    if vector.norm is not None:
-                        weight = _weights(rest[vector.norm], arrays[vector.norm].dtype)
-                        x = _stored(angle.rotate(_normed(x, weight, eps)))
-                    _WRITE[vector.component.format](to, vector.component, vector.head, place, x)
+    insert(*refs, program, line[0])
 
-                lanes.when(lanes.warp().equals(i % 4), one)
 
-        insert(pool.at[block], cos, sin, *arrays, token, place, first)
+def _dimensions(pairs: int) -> list[Word]:
+    """The first dimension of this lane's two pieces: they are `pairs` apart in a block of 2 `pairs`
+    dimensions, of which the first block turns.
+    """
+    own, share = lanes.lane() & (_LANES - 1), pairs // _PIECE  # lanes of a block
+    first = (own // share) * (2 * pairs) + (own & (share - 1)) * _PIECE
+    return [first, first + pairs]
 
 
 @dataclass(frozen=True)
@@ -148,91 +174,128 @@ class _Angles:
     pairs: int  # r
     token: Word
 
-    def rotate(self, x: list[Real]) -> list[Real]:
-        """a cos - b sin and b cos + a sin of the lanes that hold the first 2 r dimensions."""
-        distance = self.pairs // PART  # in lanes
-        offset = (self.token * self.pairs + ((lanes.lane() * PART) & (self.pairs - 1))) << 2
-        cos, sin = (lanes.load_reals(x, offset, PART) for x in (self.cos, self.sin))
-        first, turned = lanes.lane().below(distance), lanes.lane().below(2 * distance)
-        rotated = []
-        for one, c, s in zip(x, cos, sin, strict=True):
-            other = lanes.shuffle_xor(one, distance) * s
-            mine = one * c
-            both = lanes.select(first, mine - other, mine + other)
-            rotated.append(lanes.select(turned, both, one))
-        return rotated
+    def rotate(self, x: list[list[Real]]) -> list[list[Real]]:
+        """a cos - b sin and b cos + a sin in the lanes that hold the first 2 r dimensions."""
+        first, _ = _dimensions(self.pairs)
+        turned = first.below(self.pairs)
+        offset = lanes.select(turned, first, word(0)) + self.token * self.pairs
+        cos, sin = (
+            [c for at in (0, 16) for c in lanes.load_reals(lanes.at(one, at), offset << 2, 4)]
+            for one in (self.cos, self.sin)
+        )
+        pieces: list[list[Real]] = [[], []]
+        for a, b, c, s in zip(*x, cos, sin, strict=True):
+            pieces[0].append(lanes.select(turned, a * c - b * s, a))
+            pieces[1].append(lanes.select(turned, b * c + a * s, b))
+        return pieces
 
 
-def _load(source: Any) -> list[Real]:
-    return [x for one in lanes.load_words(source, 0, 2) for x in lanes.reals_of_pair(one, False)]
+def _load(source: Any, pairs: int) -> list[list[Real]]:
+    """This lane's two pieces of a bfloat16 vector."""
+    return [_reals(lanes.load_words(source, at << 1, 4)) for at in _dimensions(pairs)]
 
 
-def _stored(x: list[Real]) -> list[Real]:
+def _reals(words: list[Word], halves: bool = False) -> list[Real]:
+    return [x for one in words for x in lanes.reals_of_pair(one, halves)]
+
+
+def _stored(x: list[list[Real]]) -> list[list[Real]]:
     """Rounded to bfloat16, the type of the rows, as the reference returns its keys."""
-    pairs = [lanes.bf16_of_reals(x[i], x[i + 1]) for i in (0, 2)]
-    return [one for pair in pairs for one in lanes.reals_of_pair(pair, False)]
+    return [_reals(_bf16(piece)) for piece in x]
 
 
-def _weights(norm: Any, dtype: Any) -> list[Real]:
-    """This lane's four weights of a norm, which are 16 or 32 bits wide."""
-    if dtype == jnp.float32:
-        return lanes.load_reals(lanes.address(norm), lanes.lane() << 4, PART)
-    words = lanes.load_words(lanes.address(norm), lanes.lane() << 3, 2)
-    return [x for one in words for x in lanes.reals_of_pair(one, dtype == jnp.float16)]
+def _bf16(piece: list[Real]) -> list[Word]:
+    return [lanes.bf16_of_reals(piece[i], piece[i + 1]) for i in range(0, _PIECE, 2)]
 
 
-def _normed(x: list[Real], weight: list[Real], eps: float) -> list[Real]:
-    """x / rms(x) * (1 + w), the rms over the warp."""
-    square = x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3]
-    for distance in (1, 2, 4, 8, 16):
+def _weights(norm: Any, dtype: Any, pairs: int) -> list[list[Real]]:
+    """This lane's weights of a norm, which are 16 or 32 bits wide."""
+    pointer, found = lanes.address(norm), []
+    for at in _dimensions(pairs):
+        if dtype == jnp.float32:
+            found.append([x for i in (0, 4) for x in lanes.load_reals(pointer, (at + i) << 2, 4)])
+        else:
+            found.append(_reals(lanes.load_words(pointer, at << 1, 4), dtype == jnp.float16))
+    return found
+
+
+def _normed(x: list[list[Real]], weights: list[list[Real]], eps: float) -> list[list[Real]]:
+    """x / rms(x) * (1 + w), the rms over eight lanes."""
+    square = lanes.real(0.0)
+    for one in (*x[0], *x[1]):
+        square = square + one * one
+    for distance in (1, 2, 4):
         square = square + lanes.shuffle_xor(square, distance)
     scale = lanes.rsqrt(square * lanes.real(1 / WIDTH) + lanes.real(eps))
-    return [one * scale * (lanes.real(1.0) + w) for one, w in zip(x, weight, strict=True)]
+    return [
+        [one * scale * (lanes.real(1.0) + w) for one, w in zip(*piece, strict=True)]
+        for piece in zip(x, weights, strict=True)
+    ]
 
 
-def _write_nvfp4(to: Any, component: Component, head: int, place: Word, x: list[Real]) -> None:
-    """16 bits of codes a lane, a scale every fourth lane (see `layouts.nvfp4`)."""
-    largest = lanes.maximum(
-        lanes.maximum(lanes.absolute(x[0]), lanes.absolute(x[1])),
-        lanes.maximum(lanes.absolute(x[2]), lanes.absolute(x[3])),
-    )
-    for distance in (1, 2):
-        largest = lanes.maximum(largest, lanes.shuffle_xor(largest, distance))
-    scale = lanes.e4m3_of_reals(largest * lanes.real(_SIXTH), lanes.real(0.0))
+def _write_nvfp4(
+    to: Any, component: Component, row: Word, x: list[list[Real]], pairs: int, inside: Any
+) -> None:
+    """A word of codes a piece, a scale every other lane (see `layouts.nvfp4`)."""
+    even = (lanes.lane() & 1).equals(0)
+    scale_line = component.code_lines * LINE
+    for first, piece in zip(_dimensions(pairs), x, strict=True):
+        largest = lanes.absolute(piece[0])
+        for one in piece[1:]:
+            largest = lanes.maximum(largest, lanes.absolute(one))
+        largest = lanes.maximum(largest, lanes.shuffle_xor(largest, 1))
+        scale = lanes.e4m3_of_reals(largest * lanes.real(_SIXTH), lanes.real(0.0))
+        codes = _codes(piece, scale)
+        at = row * component.code_bytes + (first >> 1)
+        lanes.when(inside, partial(lanes.store_words, to, at, [codes]))
+        at = row * component.scale_bytes + (first >> 4) + scale_line
+        lanes.when(lanes.both(inside, even), partial(lanes.store_bits, to, at, scale, 8))
+
+
+def _codes(piece: list[Real], scale: Word) -> Word:
+    """The E2M1 codes of eight values over a step: three comparisons each with the halfway points
+    below |x|, a tie to the even code. A step of zero has codes of zero.
+    """
     step, _ = lanes.reals_of_pair(lanes.half2_of_e4m3(scale), True)
+    bounds = [step * lanes.real(tie) for tie in e2m1.TIES]
+
+    def reaches(x, k):
+        return lanes.negate(k.above(x))
+
     codes = word(0)
-    for i, one in enumerate(x):
-        codes = codes | (_code(one, step) << (4 * i))
-    codes = lanes.select((scale & 0xFF).equals(0), word(0), codes)
-    row = place + head * component.tokens
-    lanes.store_bits(to, row * component.code_bytes + lanes.lane() * 2, codes, 16)
-    at = row * component.scale_bytes + (lanes.lane() >> 2) + component.code_lines * LINE
-    lanes.when((lanes.lane() & 3).equals(0), partial(lanes.store_bits, to, at, scale, 8))
+    for i, one in enumerate(piece):
+        size = lanes.absolute(one)
+        upper = reaches(size, bounds[3])
+        middle = reaches(size, lanes.select(upper, bounds[5], bounds[1]))
+        low = lanes.select(upper, bounds[4], bounds[0])
+        high = lanes.select(upper, bounds[6], bounds[2])
+        last = size.above(lanes.select(middle, high, low))
+        for bit, condition in ((4, upper), (2, middle), (1, last)):
+            codes = codes | lanes.select(condition, word(bit << (4 * i)), word(0))
+        sign = lanes.bits_of_real(one) & (1 << 31)
+        codes = codes | (sign >> (28 - 4 * i))
+    return lanes.select((scale & 0xFF).equals(0), word(0), codes)
 
 
-def _code(x: Real, step: Real) -> Word:
-    """The E2M1 code of x / step: the halfway points below |x|, a tie to the even code."""
-    size, code = lanes.absolute(x), (lanes.bits_of_real(x) >> 28) & 8
-    for k, tie in enumerate(e2m1.TIES):
-        bound = step * lanes.real(tie)
-        above = lanes.negate(bound.above(size)) if k % 2 else size.above(bound)
-        code = code + lanes.select(above, word(1), word(0))
-    return code
+def _write_fp8(
+    to: Any, component: Component, row: Word, x: list[list[Real]], pairs: int, inside: Any
+) -> None:
+    for first, piece in zip(_dimensions(pairs), x, strict=True):
+        halves = [lanes.e4m3_of_reals(piece[i], piece[i + 1]) for i in range(0, _PIECE, 2)]
+        words = [halves[i] | (halves[i + 1] << 16) for i in (0, 2)]
+        at = row * component.code_bytes + first
+        lanes.when(inside, partial(lanes.store_words, to, at, words))
 
 
-def _write_fp8(to: Any, component: Component, head: int, place: Word, x: list[Real]) -> None:
-    low, high = lanes.e4m3_of_reals(x[0], x[1]), lanes.e4m3_of_reals(x[2], x[3])
-    row = place + head * component.tokens
-    lanes.store_words(to, row * component.code_bytes + lanes.lane() * 4, [low | (high << 16)])
+def _write_bf16(
+    to: Any, component: Component, row: Word, x: list[list[Real]], pairs: int, inside: Any
+) -> None:
+    for first, piece in zip(_dimensions(pairs), x, strict=True):
+        at = row * component.code_bytes + (first << 1)
+        lanes.when(inside, partial(lanes.store_words, to, at, _bf16(piece)))
 
 
-def _write_bf16(to: Any, component: Component, head: int, place: Word, x: list[Real]) -> None:
-    words = [lanes.bf16_of_reals(x[i], x[i + 1]) for i in (0, 2)]
-    row = place + head * component.tokens
-    lanes.store_words(to, row * component.code_bytes + lanes.lane() * 8, words)
-
-
-_WRITE: dict[str, Callable[[Any, Component, int, Word, list[Real]], None]] = {
+_WRITE: dict[str, Callable[[Any, Component, Word, list[list[Real]], int, Any], None]] = {
     "nvfp4": _write_nvfp4,
     "fp8": _write_fp8,
     "bf16": _write_bf16,

@@ -66,6 +66,7 @@ from pallas_kernels.lanes.fragments import (
 from pallas_kernels.lanes.memory import (
     address,
     at,
+    element,
     in_cluster,
     load_bits,
     load_reals,
@@ -106,6 +107,7 @@ __all__ = [
     "count_bits",
     "e4m3_of_reals",
     "either",
+    "element",
     "exp2",
     "first_lane",
     "half2",

@@ -20,6 +20,13 @@ def at(pointer: Any, offset: Word | int) -> Any:
     return _advance(pointer, offset)
 
 
+def element(pointer: Any, index: Word, size: int) -> Any:
+    """A pointer `index` pieces of `size` bytes further on, however many bytes these are together
+    (an offset of the other functions stays below 2^31).
+    """
+    return utils.getelementptr(pointer, [index.value], ir.Type.parse(f"!llvm.array<{size} x i8>"))
+
+
 def load_words(pointer: Any, offset: Word | int, count: int) -> list[Word]:
     """`count` (1, 2 or 4) consecutive words, as one load; the address is aligned alike."""
     at = _advance(pointer, offset)

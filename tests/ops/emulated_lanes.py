@@ -124,6 +124,10 @@ def address(ref, offset=0):
 at = address
 
 
+def element(pointer, index, size):
+    return pointer[0], pointer[1] + index.value.view(np.int32).astype(np.int64) * size
+
+
 def _where(pointer, offset, size):
     memory, at = address(pointer, offset)
     at = np.where(_active, at, 0)
@@ -393,7 +397,4 @@ def tiles_of(array):
     return array
 
 
-array_of = tiles_of
-half_accumulator = bf16_accumulator = tiles_of
-half_fragments = tiles_of
-rows_of = tiles_of
+array_of = half_accumulator = bf16_accumulator = half_fragments = rows_of = tiles_of

@@ -60,7 +60,7 @@ def test_what_the_selection_cannot_do_is_refused(arguments, sentence):
         ({"kv": "f32"}, "pages are f32, not one of nvfp4, fp8, bf16"),
         ({"width": 64}, "vectors of 64 elements, not 128"),
         ({"dtype": jnp.float32}, "rows are float32, not bfloat16"),
-        ({"pairs": 24}, "24 pairs are rotated, not one of (4, 8, 16, 32, 64)"),
+        ({"pairs": 24}, "24 pairs are rotated, not one of (16, 32, 64)"),
     ],
 )
 def test_what_the_insertion_cannot_do_is_refused(change, sentence):
