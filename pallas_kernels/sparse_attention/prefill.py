@@ -5,8 +5,8 @@ tiles x slices of `PAIRS` sorted pairs, one warpgroup each. A program walks the 
 its slice: the page is fetched while the run before is computed, decoded once into shared memory
 (`nvfp4_block`), and used for all pairs of the run, four at a time: their 4 x 16 query heads are the
 64 rows of wgmma, q · k, softmax and p · v stay in registers. One partial result (float16, with its
-log-sum-exp) is written for each pair; a second pass (XLA) merges the slots of a query in their own
-order, so that the result does not depend on the batch.
+log-sum-exp) is written for each pair; a second kernel (`slots`) merges the slots of a query in
+their own order, so that the result does not depend on the batch.
 
 Memory: 18,432 bytes a run, 4 KB of queries (mostly from the L2) and 4 KB of partial results a pair,
 which are read once more: what bounds it when blocks are independent. Partial results of at most
@@ -26,8 +26,8 @@ from pallas_kernels import half_block, lanes
 from pallas_kernels.lanes import Word
 from pallas_kernels.layouts.pages import Pages, Source
 from pallas_kernels.nvfp4_lanes import DECODED
-from pallas_kernels.sparse_attention import decode, nvfp4_block
-from pallas_kernels.sparse_attention.pairs import END, Pair, merge_slots
+from pallas_kernels.sparse_attention import decode, nvfp4_block, slots
+from pallas_kernels.sparse_attention.pairs import END, Pair
 
 PAIRS = 128  # of one program
 _HEADS, _WIDTH, _BLOCK = 16, 128, 128
@@ -106,8 +106,8 @@ def _attend_group(q, k: Pages, v: Pages, block_ids, block_table, positions, scal
     ends = jnp.max(at, axis=1) + 1
     lines = [jnp.asarray(x.line, jnp.int32).reshape(1) for x in (k, v)]
     out, lse = kernel(q, keys, table, at, ends, *lines, k.pool)
-    out, lse = merge_slots(out, jnp.where(some[..., None], lse, -jnp.inf))
-    return out.reshape(q.shape).astype(q.dtype), lse.reshape(B, T, -1)
+    out, lse = slots.merge(out, jnp.where(some[..., None], lse, -jnp.inf))
+    return out.reshape(q.shape), lse.reshape(B, T, -1)
 
 
 def _scratch() -> tuple:

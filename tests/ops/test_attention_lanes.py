@@ -10,7 +10,8 @@ import pytest
 from pallas_kernels import half_block, nvfp4_lanes
 from pallas_kernels.layouts.pool import decode
 from pallas_kernels.nvfp4_lanes import DECODED
-from pallas_kernels.sparse_attention import merge, nvfp4_block, nvfp4_page
+from pallas_kernels.sparse_attention import merge, nvfp4_block, nvfp4_page, slots
+from pallas_kernels.sparse_attention.pairs import merge_slots
 from pallas_kernels.window_attention import page_block
 from tests.numerics import assert_close
 from tests.ops import emulated_lanes
@@ -18,7 +19,7 @@ from tests.ops.emulated_lanes import Real, Ref, Word
 from tests.ops.lane_emulator import Sums, launch, wgmma
 
 Z, H, G, WARPS = 128, 128, 16, 4
-MODULES = (half_block, merge, nvfp4_block, nvfp4_lanes, nvfp4_page, page_block)
+MODULES = (half_block, merge, nvfp4_block, nvfp4_lanes, nvfp4_page, page_block, slots)
 _lane = np.arange(128) % 32
 _g, _t, _w = _lane // 4, _lane % 4, np.arange(128) // 32
 
@@ -178,6 +179,23 @@ def test_parts_are_merged_by_their_maxima(monkeypatch, seen):
     with np.errstate(divide="ignore"):
         expected = (np.log2(total) + np.where(seen, tops.max(), 0)) * np.log(2)
     assert_close(lse, expected, "f32")
+
+
+def test_slots_are_merged_as_the_plain_code_merges_them(monkeypatch):
+    """Unused slots hold junk; the last query and head has none at all."""
+    rng = np.random.default_rng(0)
+    out = rng.standard_normal((1, 3, 2, 5, G, H)).astype(np.float16)
+    lse = (3 * rng.standard_normal((1, 3, 2, 5, G))).astype(np.float32)
+    unused = np.repeat(rng.random((1, 3, 2, 5, 1)) < 0.3, G, axis=-1)
+    unused[0, 2, 1] = True
+    out[unused], lse[unused] = np.nan, -np.inf
+    merged = np.zeros((1, 3, 2, G, H), ml_dtypes.bfloat16)
+    merged_lse = np.zeros((1, 3, 2, G), np.float32)
+    refs = (Ref(x) for x in (out, lse, merged, merged_lse))
+    launch(monkeypatch, MODULES, 6, slots._program, *refs)
+    expected, expected_lse = merge_slots(jnp.asarray(out), jnp.asarray(lse))
+    assert_close(merged.astype(np.float32), expected, "bf16")
+    assert_close(merged_lse, expected_lse, "f32")
 
 
 def _products(monkeypatch, fill, q, order):
