@@ -62,6 +62,7 @@ from pallas_kernels.lanes.fragments import (
     half_fragments,
     rows_of,
     tiles_of,
+    with_rows,
 )
 from pallas_kernels.lanes.memory import (
     address,
@@ -157,5 +158,6 @@ __all__ = [
     "tiles_of",
     "warp",
     "when",
+    "with_rows",
     "word",
 ]

@@ -72,3 +72,14 @@ def rows_of(array: Any) -> list[Real]:
     flat = list(array.registers.flat)
     assert len(flat) == 2, array.registers.shape
     return [Real(element(x, 0)) if isinstance(x.type, ir.VectorType) else Real(x) for x in flat]
+
+
+def with_rows(array: Any, values: Sequence[Real]) -> Any:
+    """The inverse of `rows_of`, for an array that lies as this one does."""
+    registers = np.empty_like(array.registers)
+    for place, old, new in zip(
+        np.ndindex(registers.shape), array.registers.flat, values, strict=True
+    ):
+        is_vector = isinstance(old.type, ir.VectorType)
+        registers[place] = vector.from_elements(old.type, [new.value]) if is_vector else new.value
+    return fa.FragmentedArray(_registers=registers, _layout=array.layout, _is_signed=None)

@@ -29,7 +29,6 @@ from pallas_kernels.sparse_attention.plan import PART, Plan, parts_of
 _HEADS, _WIDTH, _BLOCK = 16, 128, 128
 CODE_LINES, SCALE_LINES = 64, 8  # of one head
 _LOG2E = 1.4426950408889634
-_SLACK = 8.0  # a maximum is followed once it grows 2^8: float16 weights stay below 256
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = _WGMMA.reduce(1)
 _SWIZZLED = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
@@ -143,14 +142,14 @@ def _attend(
     def refill(i):
         """Asks for the page that takes the place of the i-th, once all warps are done with it."""
         plgpu.commit_smem()
-        pl.when(i + ring < plan.pages)(lambda: fetch_page(i + ring))
+        _in_first_warp(i + ring < plan.pages, lambda: fetch_page(i + ring))
 
     def add_page(i, state):
         limit = places[2 * i + 1]
         codes, scales, there = page_of(i, 0)
         plgpu.barrier_wait(there)
         s = _scores(plan)(parts, codes, scales, limit)
-        weights, (sums, *rest) = _softmax(s, scale * _LOG2E * DECODED, state)
+        weights, sums, *rest = _soften(scale * _LOG2E * DECODED)(s, *state)
         codes, scales, there = page_of(i, 1)
         plgpu.barrier_wait(there)
         sums = _add(sums, weights, codes, scales, limit)
@@ -169,12 +168,21 @@ def _attend(
     _place(table.shape[1], C, plan)(
         ids.at[tile, query, head], table.at[tile], positions.at[tile], query, member, places
     )
-    for i in range(ring):
-        fetch_page(jnp.int32(i))
+    _in_first_warp(True, lambda: [fetch_page(jnp.int32(i)) for i in range(ring)])
     _load_queries(plan)(q.at[tile, query, heads], parts)
     lax.fori_loop(0, plan.together, add_part, None)
     finish = _merge_parts(plan)
     finish(all_parts, member, team, out.at[tile, query, heads], lse.at[tile, query, heads])
+
+
+def _in_first_warp(condition, do) -> None:
+    """Runs `do` in the first warp of the warpgroup if the condition holds; the others go on."""
+
+    @plgpu.warp_map
+    def _(warp):
+        @pl.when((warp == 0) & condition)
+        def _():
+            do()
 
 
 def fetch(pool, page, line, head, K: int, codes, scales, there) -> None:
@@ -183,19 +191,6 @@ def fetch(pool, page, line, head, K: int, codes, scales, there) -> None:
     plgpu.copy_gmem_to_smem(pool.at[page, pl.ds(at, CODE_LINES)], codes, there)
     at = line + K * CODE_LINES + head * SCALE_LINES
     plgpu.copy_gmem_to_smem(pool.at[page, pl.ds(at, SCALE_LINES)], scales, there)
-
-
-def _softmax(s, unit: float, state):
-    """float16 weights of scores s, which `unit` turns into powers of two, and the state rescaled to
-    their maximum.
-    """
-    sums, tops, totals = state
-    new = jnp.max(s, axis=1) * unit
-    new = jnp.where(new > tops + _SLACK, new, tops)
-    factor = jnp.where(new == tops, 1.0, jnp.exp2(tops - new))
-    p = _weights(unit)(s, jnp.where(new == -jnp.inf, 0.0, new))
-    totals = totals * factor + jnp.sum(p, axis=1)
-    return p.astype(jnp.float16), (_rescale(sums, factor), new, totals)
 
 
 def _array(columns: int):
@@ -228,10 +223,13 @@ def _scores(plan: Plan):
     return run
 
 
-def _weights(unit: float):
-    @lanes.code(_WGMMA, _ROW, returns=_array(32))
-    def run(_, s, references):
-        return nvfp4_page.weights(s, unit, references)
+def _soften(unit: float):
+    weights = plgpu.ShapeDtypeStruct((64, 32), jnp.float16, layout=_WGMMA)
+    row = plgpu.ShapeDtypeStruct((64,), jnp.float32, layout=_ROW)
+
+    @lanes.code(_WGMMA, _WGMMA, _ROW, _ROW, returns=(weights, _array(_WIDTH), row, row))
+    def run(_, s, sums, tops, totals):
+        return nvfp4_page.soften(s, unit, sums, tops, totals)
 
     return run
 
@@ -240,12 +238,6 @@ def _weights(unit: float):
 def _add(_, sums, weights, codes, scales, limit):
     codes, scales = lanes.address(codes), lanes.address(scales)
     return nvfp4_page.add_values(sums, weights, codes, scales, lanes.scalar(limit))
-
-
-@lanes.code(_WGMMA, _ROW, returns=_array(_WIDTH))
-def _rescale(_, sums, factors):
-    """Skipped by a warp whose maxima stayed."""
-    return nvfp4_page.rescale(sums, factors)
 
 
 def _place(num_blocks: int, chosen: int, plan: Plan):
@@ -316,7 +308,7 @@ def _merge_parts(plan: Plan):
         to = lanes.address(out), lanes.address(lse)
         first = lanes.scalar(member) * tiles
         finish = functools.partial(merge.merge_parts, pieces, first, tiles, DECODED, *to)
-        lanes.when(lanes.warp().below(tiles), finish)
+        lanes.when(lanes.warp().below(merge.warps(tiles)), finish)
         if plan.ctas > 1:
             sync()  # nobody leaves while its shared memory is read
 

@@ -69,38 +69,60 @@ def _warp_weights(rows: Any, part: Any) -> list[list[Real]]:
 
 
 def merge_parts(parts: list[Any], first: Word, tiles: int, unit: float, out: Any, lse: Any) -> None:
-    """Writes `tiles` column tiles, from the `first` on, of softmax(x) @ v as 16 bfloat16 rows of
-    128 at `out`, and log-sum-exp at `lse`. Values are multiplied by `unit`; dimension 16 n + j is
-    in column 8 j + n.
+    """Writes `tiles` (2, 4, 8 or 16) column tiles, from the `first` on, of softmax(x) @ v as 16
+    bfloat16 rows of 128 at `out`, and log-sum-exp at `lse`. Values are multiplied by `unit`;
+    dimension 16 n + j is in column 8 j + n.
+
+    A warp has the rows g, or g + 8, of some neighbouring tiles: in a lane these are neighbouring
+    dimensions. To be run by the warps below `warps(tiles)`.
     """
     g, t = lanes.lane() >> 2, lanes.lane() & 3
-    weights = []
-    for half in (0, 1):
-        rows = [lanes.at(x, _SUMS_BYTES + 32 * half) for x in parts]
-        top, total, factors = _weigh(rows)
-        inverse = _inverse(total, unit)
-        totals = [load_reals(row, (g << 2) + 64, 1)[0] for row in rows]
-        weights.append([x * y * inverse for x, y in zip(factors, totals, strict=True)])
-        store_reals(lse, (g + 8 * half) << 2, [(top + lanes.log2(total)) * real(_LN2)])
-    for i in range(max(1, tiles // 4)):
-        tile = first + lanes.warp() + 4 * i
-        at = (tile * 32 + lanes.lane()) << 3
-        pieces = [
-            [x for word in load_words(part, at, 2) for x in reals_of_half2(word)] for part in parts
-        ]
-        values = _weighted(pieces, weights)
-        for half in (0, 1):
-            for n in (0, 1):
-                place = (g + 8 * half) * 256 + (t * 2 + n) * 32 + (tile << 1)
-                lanes.store_bf16(out, place, values[2 * half + n])
+    half, together = lanes.warp() & 1, _together(tiles)
+    rows = [lanes.at(x, (half << 5) + _SUMS_BYTES) for x in parts]
+    top, total, factors = _weigh(rows)
+    inverse = _inverse(total, unit)
+    totals = [load_reals(row, (g << 2) + 64, 1)[0] for row in rows]
+    weights = [x * y * inverse for x, y in zip(factors, totals, strict=True)]
+    row = g + (half << 3)
+    store_reals(lse, row << 2, [(top + lanes.log2(total)) * real(_LN2)])
+    for i in range(max(1, tiles // together // 2)):
+        tile = first + ((lanes.warp() >> 1) + 2 * i) * together
+        values = [_tile_values(parts, tile + j, half, weights) for j in range(together)]
+        for n in (0, 1):
+            pairs = [(values[j][n], values[j + 1][n]) for j in range(0, together, 2)]
+            place = (row << 8) + (t * 2 + n) * 32 + (tile << 1)
+            lanes.store_words(out, place, [lanes.bf16_of_reals(*pair) for pair in pairs])
+
+
+def warps(tiles: int) -> int:
+    """How many warps have work in `merge_parts`."""
+    return min(4, 2 * tiles // _together(tiles))
+
+
+def _together(tiles: int) -> int:
+    """Tiles that a lane stores at once."""
+    return min(4, tiles)
+
+
+def _tile_values(parts: list[Any], tile: Word, half: Word, weights: list[Real]) -> list[Real]:
+    """The merged values of a lane's two columns of a tile, in one of its rows."""
+    at = ((tile * 32 + lanes.lane()) << 3) + (half << 2)
+    sums = [real(0.0)] * 2
+    for part, weight in zip(parts, weights, strict=True):
+        values = reals_of_half2(load_words(part, at, 1)[0])
+        sums = [x + y * weight for x, y in zip(sums, values, strict=True)]
+    return sums
 
 
 def _publish_rows(rows: Any, tops: Any, totals: Any) -> None:
-    """Each warp's rows beside those of the others."""
+    """Each warp's rows beside those of the others; a lane's totals are of its own columns."""
+    counts = lanes.rows_of(totals)
+    for distance in (1, 2):
+        counts = [x + lanes.shuffle_xor(x, distance) for x in counts]
     at = lanes.warp() * _ROW_BYTES + ((lanes.lane() >> 2) << 2)
 
     def write() -> None:
-        for kind, values in enumerate((lanes.rows_of(tops), lanes.rows_of(totals))):
+        for kind, values in enumerate((lanes.rows_of(tops), counts)):
             for half, value in enumerate(values):
                 store_reals(rows, at + (64 * kind + 32 * half), [value])
 

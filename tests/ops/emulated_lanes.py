@@ -392,9 +392,9 @@ def sync_warpgroup():
 sync_block = sync_warp = sync_warpgroup
 
 
-def tiles_of(array):
-    """An array of a warpgroup is kept as its registers."""
-    return array
+def tiles_of(array, values=None):
+    """An array of a warpgroup is kept as its registers; `with_rows` names others."""
+    return values or array
 
 
-array_of = half_accumulator = bf16_accumulator = half_fragments = rows_of = tiles_of
+array_of = half_accumulator = bf16_accumulator = half_fragments = rows_of = with_rows = tiles_of

@@ -2,6 +2,8 @@
 they lie, products by fragments, partial results merged.
 """
 
+from functools import partial
+
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -120,33 +122,44 @@ def test_a_page_is_scored_and_its_values_weighed(monkeypatch, limit):
         assert_close(sums[rows], before[rows] + product[:, dimension], "f32")
 
 
-def test_scores_become_weights_of_their_rows(monkeypatch):
-    rng, unit = np.random.default_rng(0), 0.37
+def test_scores_become_weights_and_only_a_maximum_that_grew_is_followed(monkeypatch):
+    rng, unit = np.random.default_rng(0), 0.5
     scores = (6 * rng.standard_normal((64, 32))).astype(np.float32)
-    scores[7], scores[20, :16] = -np.inf, -np.inf  # hidden
-    references = np.where(np.arange(64) == 7, 0, scores.max(1) * unit).astype(np.float32)
+    scores[7], scores[9], scores[20, :16] = -np.inf, -np.inf, -np.inf  # hidden
+    before = rng.standard_normal((64, H)).astype(np.float32)
+    tops = rng.choice([-np.inf, -20.0, 0.0, 4.0, 30.0], 64).astype(np.float32)
+    tops[7], tops[9], tops[48:] = -np.inf, 3, 50  # a row that saw nothing, a warp that stays
+    before[np.isneginf(tops)] = 0
     result = []
 
     def kernel():
-        result.append(nvfp4_page.weights(_tiles(scores), unit, _rows(references)))
+        state = _tiles(before), _rows(tops), _rows(np.zeros(64, np.float32))
+        result.extend(nvfp4_page.soften(_tiles(scores), unit, *state))
 
     _run(monkeypatch, kernel)
-    exact = np.exp2(scores.astype(np.float64) * unit - references[:, None])
-    assert_close(_array(result[0]), exact.astype(np.float32), "f32")
+    weights, sums, new, totals = result
+    found = scores.max(1) * unit
+    expected = np.where(found > tops + 8, found, tops)
+    factor = np.where(
+        expected == tops, 1.0, np.exp2(tops - np.where(expected == tops, 0, expected))
+    )
+    exact = np.exp2(scores * unit - np.where(np.isneginf(expected), 0, expected)[:, None])
+    halves = [
+        [Real(x) for one in tile for x in emulated_lanes.pair_of(one, np.float16).T]
+        for tile in weights
+    ]
+    assert_close(_array(halves), exact.astype(np.float32), "bf16")
+    assert_close(_array(sums), before * factor[:, None], "f32")
+    columns = np.zeros((64, 4))  # each of four lanes has the totals of its own columns
+    for half in (0, 1):
+        row = 16 * _w + _g + 8 * half
+        assert_close(new[half].value, expected[row], "f32")
+        columns[row, _t] = totals[half].value
+    assert_close(columns.sum(1), exact.sum(1), "f32")
 
 
-def test_only_warps_with_a_new_maximum_are_rescaled(monkeypatch):
-    rng = np.random.default_rng(0)
-    sums = rng.standard_normal((64, H)).astype(np.float32)
-    factors = np.ones(64, np.float32)
-    factors[[3, 40]] = 0.25, 0.5
-    result = []
-    _run(monkeypatch, lambda: result.append(nvfp4_page.rescale(_tiles(sums), _rows(factors))))
-    assert_close(_array(result[0]), sums * factors[:, None], "exact")
-
-
-@pytest.mark.parametrize("seen", [4, 1, 0])
-def test_parts_are_merged_by_their_maxima(monkeypatch, seen):
+@pytest.mark.parametrize(("seen", "tiles"), [(4, 8), (4, 16), (4, 4), (4, 2), (1, 8), (0, 8)])
+def test_parts_are_merged_by_their_maxima(monkeypatch, seen, tiles):
     """F54, F150: `seen` of four parts hold anything."""
     rng = np.random.default_rng(seen)
     sums = rng.standard_normal((4, 64, H)).astype(np.float32)
@@ -161,11 +174,12 @@ def test_parts_are_merged_by_their_maxima(monkeypatch, seen):
         own = emulated_lanes.address(spare, emulated_lanes.warp() * merge.ROUND_BYTES)
         places = [emulated_lanes.address(parts, merge.PART_BYTES * i) for i in range(4)]
         for i, place in enumerate(places):
-            state = _tiles(sums[i]), _rows(tops[i]), _rows(totals[i])
+            state = _tiles(sums[i]), _rows(tops[i]), _rows(totals[i] / 4)  # of each of four lanes
             merge.merge_warps(*state, pieces, own, emulated_lanes.address(rows), place)
         to = emulated_lanes.address(out), emulated_lanes.address(lse)
-        for rank in range(2):  # as two CTAs would
-            merge.merge_parts(places, Word(8 * rank), 8, 2.0, *to)
+        for rank in range(16 // tiles):  # as so many warpgroups would
+            finish = partial(merge.merge_parts, places, Word(tiles * rank), tiles, 2.0, *to)
+            emulated_lanes.when(emulated_lanes.warp().below(merge.warps(tiles)), finish)
 
     sizes = WARPS * merge.ROUND_BYTES, merge.ROWS_BYTES, 4 * merge.PART_BYTES
     _run(monkeypatch, kernel, *(Ref(np.zeros(n, np.uint8)) for n in sizes), Ref(out), Ref(lse))

@@ -39,38 +39,6 @@ def _registers(array, _layout):
     return [one] * 2 if array.ndim == 1 else [[one] * 4 for _ in range(array.shape[1] // 8)]
 
 
-def _softmax(s, unit, state):
-    """`decode._softmax`, whose arrays are the compiler's, on registers."""
-    sums, tops, totals = state
-    new = []
-    for half, top in enumerate(tops):
-        largest = s[0][2 * half]
-        for one in (x for tile in s for x in tile[2 * half : 2 * half + 2]):
-            largest = lanes.maximum(largest, one)
-        for distance in (1, 2):
-            largest = lanes.maximum(largest, lanes.shuffle_xor(largest, distance))
-        found = largest * lanes.real(unit)
-        grown = found.above(top + lanes.real(decode._SLACK))
-        new.append(lanes.select(grown, found, top))
-    hidden, nothing = lanes.real(float("-inf")), lanes.real(0.0)
-    same = [np.equal(a.value, b.value) for a, b in zip(new, tops, strict=True)]
-    factors = [
-        lanes.select(equal, lanes.real(1.0), lanes.exp2(old - a))
-        for equal, old, a in zip(same, tops, new, strict=True)
-    ]
-    p = nvfp4_page.weights(s, unit, [lanes.select(x.above(hidden), x, nothing) for x in new])
-    totals = [x * y for x, y in zip(totals, factors, strict=True)]
-    for half in (0, 1):
-        total = nothing
-        for one in (x for tile in p for x in tile[2 * half : 2 * half + 2]):
-            total = total + one
-        for distance in (1, 2):
-            total = total + lanes.shuffle_xor(total, distance)
-        totals[half] = totals[half] + total
-    weights = [[lanes.half2_of_reals(*tile[i : i + 2]) for i in (0, 2)] for tile in p]
-    return weights, (nvfp4_page.rescale(sums, factors), new, totals)
-
-
 def _add(sums, weights, codes, scales, limit):
     page = lanes.address(codes), lanes.address(scales)
     return nvfp4_page.add_values(sums, weights, *page, lanes.scalar(limit))
@@ -117,11 +85,11 @@ def test_a_unit_of_the_whole_kernel_is_the_references(monkeypatch, plan, unit):
 
     def kernel(*refs):
         decode.plgpu.layout_cast = _registers
+        decode.plgpu.warp_map = lambda function: function(0)
         index = {"unit": unit, "team": decode.lax.axis_index("team"), "rank": 0}
         decode.lax.axis_index = index.get
         decode._attend(*refs, plan=plan, scale=SCALE)
 
-    monkeypatch.setattr(decode, "_softmax", _softmax)
     monkeypatch.setattr(decode, "_add", _add)
     refs = [*inputs, Ref(out), Ref(lse), *_shared(plan)]
     for _ in range(plan.teams):  # one team after the other: the last results have all parts
