@@ -30,9 +30,14 @@ class Few:
     """Queries [N / 8, 4, 32 lanes, 4 words]: for word w of a lane's codes, its four half2 pairs."""
 
     @staticmethod
-    def scratch(num_rows: int) -> Any:
-        """Where the queries lie."""
-        return plgpu.SMEM((num_rows // 8, 4, 32, 8), jnp.float16)
+    def scratch(num_rows: int, teams: int) -> Any:
+        """Where the queries of some programs lie."""
+        return plgpu.SMEM((teams * num_rows // 8, 4, 32, 8), jnp.float16)
+
+    @staticmethod
+    def of_team(queries: Any, num_rows: int, team: Any) -> Any:
+        """Those of one of them."""
+        return queries.at[pl.ds(team * (num_rows // 8), num_rows // 8)]
 
     @staticmethod
     def load(q: Any, queries: Any, num_rows: int, start: Any, end: Any) -> None:
@@ -75,9 +80,14 @@ class Many:
     """
 
     @staticmethod
-    def scratch(num_rows: int) -> Any:
-        """Where the queries lie."""
-        return plgpu.SMEM((2, num_rows, 64), jnp.float16, transforms=_SWIZZLED)
+    def scratch(num_rows: int, teams: int) -> Any:
+        """Where the queries of some programs lie."""
+        return plgpu.SMEM((teams * 2, num_rows, 64), jnp.float16, transforms=_SWIZZLED)
+
+    @staticmethod
+    def of_team(queries: Any, num_rows: int, team: Any) -> Any:
+        """Those of one of them."""
+        return queries.at[pl.ds(team * 2, 2)]
 
     @staticmethod
     def load(q: Any, queries: Any, num_rows: int, start: Any, end: Any) -> None:

@@ -2,8 +2,8 @@
 
 Grid: persistent programs of one warpgroup (`programs`), each with an equal part of the steps
 (`schedule`). A step is four pages of an item, one a warp (`page_tiles`), which the copy engine
-fetches `STAGES` steps ahead. The maximum over tokens stays in registers until a few shuffles end
-it.
+fetches some steps ahead (`Shape`). The maximum over tokens stays in registers until a few shuffles
+end it.
 
 Memory: 9,216 bytes a page and 8 of the schedule read once, 4 bytes a row and page written, the
 queries (256 bytes a row) read whenever a program comes to another item. Scores are those of
@@ -13,6 +13,7 @@ Pages at and after the newest block of an item's last query are not scored (thei
 undefined): the newest block is always chosen, so no page needs a causal mask.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -39,16 +40,31 @@ from pallas_kernels.lanes import REF, SCALAR
 
 TOKENS, WIDTH = 128, 128  # of a page, of a key
 PAGE_LINES = 72
-STAGES = 2
 _FEW_ROWS = 16
 _MULTIPROCESSORS = 132  # of an H200
-# Programs that a multiprocessor holds, by N: 74 KB of pages each, and up to 255 registers a lane.
-_RESIDENT = {8: 3, 16: 2, 32: 2, 64: 2, 128: 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How programs share a multiprocessor."""
+
+    ctas: int  # that it holds
+    teams: int = 1  # programs of a CTA: of three, the compiler gives a lane 168 registers at most
+    stages: int = 2  # steps in flight for a program, 37 KB each
+
+    @property
+    def programs(self) -> int:
+        """Of all multiprocessors: one wave."""
+        return _MULTIPROCESSORS * self.ctas * self.teams
+
+
+_TWO = Shape(ctas=2)
+SHAPES = {8: Shape(ctas=3), 16: _TWO, 32: _TWO, 64: _TWO, 128: _TWO}  # by N
 
 
 def programs(rows: int) -> int:
     """G for sequences of that many rows: one wave."""
-    return _MULTIPROCESSORS * _RESIDENT[rows_of_item(rows)]
+    return SHAPES[rows_of_item(rows)].programs
 
 
 def block_scores(
@@ -62,26 +78,42 @@ def block_scores(
     batch, rows, _ = q.shape
     num_rows = rows_of_item(rows)
     tiles = Few if num_rows <= _FEW_ROWS else Many
-    shape = (batch * items_of_sequence(rows), num_rows, -(-blocks // STEP) * STEP)
+    width = -(-blocks // STEP) * STEP
+    shape = SHAPES[num_rows]
+    slots = shape.teams * shape.stages
     kernel = plgpu.kernel(
-        lanes.named("block_scores", _program, tiles, num_rows),
-        out_type=jax.ShapeDtypeStruct(shape, jnp.float32),
-        grid=schedule.counts.shape,
-        grid_names=("program",),
+        lanes.named("block_scores", _program, tiles, num_rows, shape),
+        out_type=jax.ShapeDtypeStruct(
+            (batch * items_of_sequence(rows), num_rows, width), jnp.float32
+        ),
+        grid=(schedule.counts.shape[0] // shape.teams,),
+        grid_names=("cta",),
+        num_threads=shape.teams,
+        thread_name="team",
         scratch_types=[
-            plgpu.SMEM((STAGES, STEP, PAGE_LINES, 128), jnp.uint8),
-            tiles.scratch(num_rows),
-            plgpu.Barrier(num_arrivals=STEP, num_barriers=STAGES),
+            plgpu.SMEM((slots, STEP, PAGE_LINES, 128), jnp.uint8),
+            tiles.scratch(num_rows, shape.teams),
+            plgpu.Barrier(num_arrivals=STEP, num_barriers=slots),
         ],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+            unsafe_no_auto_barriers=True,  # those that are needed stand in the code
+        ),
     )
     return kernel(q, pool, line.reshape(1), schedule.counts, schedule.entries)
 
 
-def _program(tiles, num_rows, q, pool, line, counts, entries, scores, pages, queries, arrived):
+def _program(
+    tiles, num_rows, shape, q, pool, line, counts, entries, scores, pages, all_queries, arrived
+):
     """Scores this program's steps one after the other."""
-    program, first_line = lax.axis_index("program"), line[0]
+    team = lax.axis_index("team")
+    program, first_line = lax.axis_index("cta") * shape.teams + team, line[0]
     steps, longest = counts[program], entries.shape[1]
+    queries = tiles.of_team(all_queries, num_rows, team)
+
+    def slot_of(step):
+        return team * shape.stages + lax.rem(step, shape.stages)
 
     def page_ids(step):
         step = jnp.minimum(step, longest - 1)
@@ -92,13 +124,13 @@ def _program(tiles, num_rows, q, pool, line, counts, entries, scores, pages, que
             source = pool.at[ids[i], pl.ds(first_line, PAGE_LINES)]
             plgpu.copy_gmem_to_smem(source, pages.at[slot, i], arrived.at[slot])
 
-    for step in range(STAGES):
+    for step in range(shape.stages):
         ids = page_ids(step)
-        pl.when(step < steps)(partial(fetch, step, ids))
+        pl.when(step < steps)(partial(fetch, slot_of(step), ids))
 
     def score(step, carry):
         loaded, ids = carry
-        slot = lax.rem(step, STAGES)
+        slot = slot_of(step)
         item, page = entries[program, step, ITEM], entries[program, step, PAGE]
 
         @pl.when(item != loaded)
@@ -109,11 +141,11 @@ def _program(tiles, num_rows, q, pool, line, counts, entries, scores, pages, que
         plgpu.barrier_wait(arrived.at[slot])
         best = tiles.best(pages.at[slot], queries, num_rows)
         _sync()  # all warps are done with pages and queries
-        pl.when(step + STAGES < steps)(partial(fetch, slot, ids))
+        pl.when(step + shape.stages < steps)(partial(fetch, slot, ids))
         _store(best, scores, item, page)
-        return item, page_ids(step + STAGES + 1)
+        return item, page_ids(step + shape.stages + 1)
 
-    lax.fori_loop(0, steps, score, (jnp.int32(-1), page_ids(STAGES)))
+    lax.fori_loop(0, steps, score, (jnp.int32(-1), page_ids(shape.stages)))
 
 
 def _rows_of(item: Any, rows: int, num_rows: int) -> tuple[Any, Any]:

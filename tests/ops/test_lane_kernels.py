@@ -1,5 +1,6 @@
 """The code that the kernels' lanes run, in numpy (`lane_emulator`), against the references."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -43,13 +44,14 @@ def _emulated_scores(monkeypatch, q, pool, table, positions, heads):
     rows = q.shape[1]
     size = schedule.rows_of_item(rows)
     shape = (len(q) * schedule.items_of_sequence(rows), size, -(-table.shape[1] // 4) * 4)
-    scores = np.full(shape, np.nan, np.float32)
+    scores, spread = np.full(shape, np.nan, np.float32), score.SHAPES[size]
     tiles = page_tiles.Few if size <= 16 else page_tiles.Many
     queries = np.zeros((size // 8, 4, 32, 8) if size <= 16 else (2, size, 64), np.float16)
-    pages = np.zeros((score.STAGES, 4, score.PAGE_LINES, LINE), np.uint8)
+    pages = np.zeros((spread.stages, 4, score.PAGE_LINES, LINE), np.uint8)
     inputs = q, pool, np.array([FIRST]), np.asarray(plan.counts), np.asarray(plan.entries)
-    refs = [Ref(x) for x in (*inputs, scores, pages, queries, np.zeros(score.STAGES))]
-    launch(monkeypatch, SCORE_MODULES, PROGRAMS, partial(score._program, tiles, size), *refs)
+    refs = [Ref(x) for x in (*inputs, scores, pages, queries, np.zeros(spread.stages))]
+    kernel = partial(score._program, tiles, size, replace(spread, teams=1))
+    launch(monkeypatch, SCORE_MODULES, PROGRAMS, kernel, *refs)
     return scores
 
 
