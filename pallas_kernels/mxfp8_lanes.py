@@ -9,7 +9,6 @@ value is the true one divided by `DECODED`: 4 significant bits, exact for expone
 from pallas_kernels.lanes import Word, bit_select, multiply_bf16, permute_bytes, select, word
 
 DECODED = 65536.0  # a true value divided by a decoded one: 2^16
-DECODED_BITS = 0x47800000  # of that float
 _BOTH = 0x00800080  # one, in the exponents of two bfloat16
 _BIAS = 120 - 16  # of a factor's exponent over the byte of the group
 _INFINITE = 255 - _BIAS  # the byte whose factor is infinite

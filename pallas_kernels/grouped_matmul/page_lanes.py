@@ -96,7 +96,7 @@ def store_activations(
     @lanes.code(_WGMMA, REF, *[SCALAR] * 6)
     def store(_, sums, out, page, first, start, end, gate_scale, up_scale):
         page, first = lanes.scalar(page), lanes.scalar(first)
-        scales = [lanes.real_of_bits(lanes.scalar(x)) for x in (gate_scale, up_scale)]
+        scales = [_factor(x) for x in (gate_scale, up_scale)]
         g, w = lanes.lane() >> 2, lanes.warp()
         slab = ((page >> 2) << 1) + (w >> 1)  # row 8 w + g is element e = g % 2 of pair 4 w + g / 2
         word = ((((w & 1) << 2) + (g >> 1)) << 2) + (page & 3)
@@ -121,7 +121,7 @@ def store_outputs(shape: tuple[int, ...], dtype: Any) -> Any:
         column = (lanes.scalar(page) << 5) + (lanes.warp() << 3) + ((lanes.lane() >> 2) & 6)
         to = lanes.address(out, (lanes.scalar(first) * width + column) * size)
         to = to, lanes.at(to, lanes.scalar(apart) * (32 * size))
-        scale = lanes.real_of_bits(lanes.scalar(scale))
+        scale = _factor(scale)
         for i, tile in enumerate(lanes.tiles_of(sums)):
             for half in (0, 1):
                 values = [x * scale for x in tile[2 * half : 2 * half + 2]]
@@ -129,6 +129,11 @@ def store_outputs(shape: tuple[int, ...], dtype: Any) -> Any:
                 _store_pair(to[half], width, 8 * i, values, kept, dtype)
 
     return store
+
+
+def _factor(scale: Any) -> Real:
+    """What sums of decoded values are multiplied with, of the bits of an outer scale."""
+    return lanes.real_of_bits(lanes.scalar(scale)) * lanes.real(DECODED)
 
 
 def _activated(gate: Real, up: Real, activation: Activation) -> Real:

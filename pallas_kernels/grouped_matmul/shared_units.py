@@ -9,16 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import lanes, mxfp8_lanes
+from pallas_kernels.grouped_matmul import page_lanes
 from pallas_kernels.grouped_matmul.few_plan import TABLES, FewTokens
 from pallas_kernels.grouped_matmul.grouping import EIGHT
 from pallas_kernels.grouped_matmul.matching_rows import SLAB
 from pallas_kernels.grouped_matmul.shared_lanes import COLUMNS, STEPS, TABLE, decoded
 from pallas_kernels.layouts.nvfp4_pages import ROWS
+
+_SCALE = mxfp8_lanes.DECODED / page_lanes.DECODED  # in place of an outer scale
+_SCALE_BITS = int(np.float32(_SCALE).view(np.int32))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,7 @@ class SharedUnits:
         none = plgpu.layout_cast(jnp.zeros((64, EIGHT), jnp.float32), plgpu.Layout.WGMMA)
         sums = lax.fori_loop(0, parts, of_part, none)
         kept = plan.shared_place - start, start, start + plan.tokens
-        scale = jnp.int32(mxfp8_lanes.DECODED_BITS)
+        scale = jnp.int32(_SCALE_BITS)
         last = launch.last(scale, launch.units(1).apart)
         plan.store_shared(sums, out, self.page(i), *kept, scale, last)
 

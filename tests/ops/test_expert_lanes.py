@@ -134,7 +134,8 @@ def test_activations_are_stored_as_rows_of_the_next_product(monkeypatch, dtype):
     def kernel(out):
         store = page_lanes.store_activations(out.shape, dtype, constants)
         kept = first - start, start, start + count
-        store(_tiles(sums), out, page, *kept, *map(_bits, scales))
+        decoded = _tiles(sums / page_lanes.DECODED)
+        store(decoded, out, page, *kept, *map(_bits, scales))
 
     launch(monkeypatch, (page_lanes, nvfp4_lanes), 1, kernel, out)
     rows = np.arange(32) // 8 * 16 + np.arange(32) % 8  # of gate; those of up are 8 further
@@ -157,7 +158,8 @@ def test_outputs_are_stored_at_their_columns(monkeypatch, dtype):
 
     def kernel(out):
         store = page_lanes.store_outputs(out.shape, dtype)
-        store(_tiles(sums), out, page, first - start, start, start + count, _bits(2.0), apart)
+        decoded, kept = _tiles(sums / page_lanes.DECODED), (first - start, start, start + count)
+        store(decoded, out, page, *kept, _bits(2.0), apart)
 
     launch(monkeypatch, (page_lanes, nvfp4_lanes), 1, kernel, out)
     expected = np.full((9, width), 99, np.float32)
