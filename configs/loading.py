@@ -20,6 +20,9 @@ CACHE_DTYPES: dict[str, CacheFormat | None] = {
 class LoadConfig:
     """Which revision of a model, in which formats; "auto" is what the checkpoint names."""
 
+    load_format: Literal["auto", "dummy"] = described(
+        "auto", 'dummy: random weights in the formats of config.json, none read ("auto": all read)'
+    )
     revision: str | None = described(None, "branch, tag or commit of a hub name")
     dtype: Literal["auto", "float32", "bfloat16"] = described("auto", "of activations")
     kv_cache_dtype: str = described("auto", f"of cached keys and values: {', '.join(CACHE_DTYPES)}")

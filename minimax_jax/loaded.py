@@ -25,6 +25,7 @@ from minimax_jax.cache import Cache, formats_of, local_heads, pool_layout
 from minimax_jax.chat import ChatTemplate, Tokenizer
 from minimax_jax.checkpoint.folder import read_target_config
 from minimax_jax.drafter import Drafter
+from minimax_jax.dummy_weights import check_load_format, dummy_model, dummy_speculation
 from minimax_jax.lora import Adapter
 from minimax_jax.model import Model
 from minimax_jax.speculative.setup import (
@@ -39,6 +40,7 @@ from sharding.axes import DATA
 from sharding.rules import SERVE, Rules
 
 ASSETS = Path(__file__).parent / "assets"
+SMALL_FILES = ("*.json", "*.jinja", "dspark/config.json")  # of a folder, all but the weights
 _COMPUTE: dict[str, CacheFormat] = {"float32": "f32", "bfloat16": "bf16"}
 
 
@@ -103,6 +105,7 @@ def load(
     compute: str = "exact",
     speculative: SpeculativeConfig | bool = False,
     rules: Rules = SERVE,
+    load_format: str = "auto",
     progress: Callable[[str, int], None] | None = None,
 ) -> LoadedModel:
     """Loads a bundled model ("tiny"), a folder, or a hub name ("MiniMaxAI/MiniMax-M3.1-Flash",
@@ -113,7 +116,8 @@ def load(
     the checkpoint's quantisation names, else the compute dtype. `compute` is "exact" or "e4m3"
     (`CacheFormats`). With `speculative` the drafter in the folder's `dspark/` is loaded too, whose
     cache has the config's `kv_cache_dtype` (fp8); without, that folder may hold anything. `rules`
-    say where weights and activations lie on the mesh (`sharding.with_parallel`).
+    say where weights and activations lie on the mesh (`sharding.with_parallel`). With `load_format`
+    "dummy" weights are random, in the formats that the config names, and none is read or fetched.
 
     Raises ValueError with one sentence, before anything is changed, for an unknown name, an
     impossible option or a damaged checkpoint.
@@ -122,8 +126,10 @@ def load(
     dtype = jnp.dtype(default if dtype is None else dtype)
     if dtype.name not in _COMPUTE:
         raise ValueError(f"dtype {dtype.name} is not one of {', '.join(_COMPUTE)}")
-    folder, asked = find(name_or_path, revision), config_of_load(speculative)
+    is_dummy, asked = load_format == "dummy", config_of_load(speculative)
+    folder = find(name_or_path, revision, files=SMALL_FILES if is_dummy else ())
     config = read_target_config(folder) if asked is None else drafted_config(folder, asked)
+    check_load_format(load_format, config.quantization)
     computed = _COMPUTE[dtype.name]
     formats = replace(
         formats_of(config, computed, kv=kv, index=index),
@@ -137,10 +143,13 @@ def load(
     has_tokenizer = (folder / "tokenizer.json").is_file()
     tokenizer = Tokenizer.load(folder) if has_tokenizer else None
     template = ChatTemplate.load(folder) if ChatTemplate.is_in(folder) else None
-    speculation = None if asked is None else load_speculation(folder, config, asked, dtype, mesh)
-    model, report = checkpoint.load_model(
-        folder, dtype=dtype, mesh=mesh, rules=rules, progress=progress
-    )
+    drafter_of = dummy_speculation if is_dummy else load_speculation
+    speculation = None if asked is None else drafter_of(folder, config, asked, dtype, mesh)
+    if is_dummy:
+        model, report = dummy_model(replace(config, drafter=None), dtype, mesh, rules), None
+    else:
+        how = {"dtype": dtype, "mesh": mesh, "rules": rules, "progress": progress}
+        model, report = checkpoint.load_model(folder, **how)
     return LoadedModel(
         model=model,
         formats=formats,

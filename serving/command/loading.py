@@ -75,6 +75,7 @@ def _loaded(resolved: Resolved, progress: Progress) -> tuple[LoadedModel, Mappin
         revision=how.revision,
         speculative=asked.speculative or False,
         rules=with_parallel(SERVE, asked.parallel),
+        load_format=how.load_format,
         progress=progress,
     )
     return loaded, {name: read_adapter(at, loaded.model) for name, at in asked.adapters.items()}

@@ -14,12 +14,11 @@ from configs.parallel import ParallelConfig
 from configs.serving import ServingConfig
 from minimax_jax.cache import heads_of_rank
 from minimax_jax.checkpoint.folder import read_config, read_target_config
-from minimax_jax.loaded import find
+from minimax_jax.loaded import SMALL_FILES, find
 from serving.command.flags import Asked
 from serving.device.num_blocks import check_longest
 from serving.scheduling.cost_table import StepCosts, read_costs
 
-SMALL_FILES = ("*.json", "*.jinja", "dspark/config.json")  # all but the weights
 # Where no GPU is, programs are compiled and run by a few cores: smaller steps, and fewer shapes.
 CPU_DEFAULTS: dict[str, Any] = {"max_num_seqs": "16", "max_num_batched_tokens": "512"}
 

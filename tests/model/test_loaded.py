@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import huggingface_hub
+import jax
 import numpy as np
 import pytest
 
@@ -115,3 +116,32 @@ def test_a_model_with_an_adapter_is_not_saved_without_it(tmp_path):
 def test_scoring_refuses_what_are_no_tokens(tiny, ids, sentence):
     with pytest.raises(ValueError, match=sentence):
         minimax_jax.logits(tiny, np.asarray(ids, dtype=None if ids != [] else int))
+
+
+@pytest.fixture
+def config_alone(tmp_path):
+    """A folder of tiny's without a weight."""
+    for path in (ASSETS / "tiny").glob("*.json"):
+        if "safetensors" not in path.name:
+            shutil.copy(path, tmp_path)
+    return tmp_path
+
+
+def test_dummy_weights_need_a_config_alone(tiny, config_alone):
+    loaded = minimax_jax.load(config_alone, load_format="dummy")
+    weights = [jax.tree.leaves(one.model) for one in (loaded, tiny)]
+    stored = [[(x.shape, x.dtype) for x in leaves] for leaves in weights]
+    assert stored[0] == stored[1] and loaded.formats == tiny.formats
+    (done,) = minimax_jax.generate(loaded, [1, 2, 3], max_tokens=5, stop_token_ids=())
+    assert len(done.token_ids) == 5
+
+
+def test_load_formats_are_refused_before_anything_is_made(config_alone):
+    with pytest.raises(ValueError, match="load_format='pt' is not one of auto, dummy"):
+        minimax_jax.load(config_alone, load_format="pt")
+    path = config_alone / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["moe_quant_algo"] = "BF16"
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="no random weights of mxfp8 projections and bf16 experts"):
+        minimax_jax.load(config_alone, load_format="dummy")

@@ -88,7 +88,7 @@ SPECIFIED = """
 --structured-outputs-config {"backend":"xgrammar"}
 --compilation-config {"level":3}|--limit-mm-per-prompt {"image":0}|--mm-encoder-attn-backend x
 --mm-processor-cache-type shm|--grpc|--trust-remote-code|--enable-lora|--max-loras 2
---max-lora-rank 16|--disable-log-stats|--enable-log-requests
+--max-lora-rank 16|--disable-log-stats|--enable-log-requests|--load-format dummy
 """
 
 
