@@ -65,6 +65,9 @@ def code_pairs(codes: Word, dtype: Any) -> list[Word]:
         up, along = 15 - sign_at, lowest - rest_at
         if up == along:
             pairs.append((codes << up) & (sign | rest))
+        elif along > 0:  # one product is both shifts: no two of its bits meet
+            own = (1 << sign_at | 7 << rest_at) * 0x10001
+            pairs.append(((codes & own) * (1 << up | 1 << along)) & (sign | rest))
         else:
             pairs.append(((codes << up) & sign) | ((codes << along) & rest))
     return pairs
@@ -76,12 +79,10 @@ def scale_pairs(scales: Word, dtype: Any) -> list[Word]:
     """
     if jnp.dtype(dtype) == jnp.float16:
         return nvfp4_lanes.scale_pairs(scales)
-    pairs = []
-    for selector in (0x4040, 0x4141):
-        small = lanes.permute_bytes(scales, lanes.word(0), selector) << 4  # times 2^-120
-        small = lanes.multiply_bf16(small, lanes.word(0x7F007F00))  # 2^127
-        pairs.append(lanes.multiply_bf16(small, lanes.word(0x77807780)))  # 2^112
-    return pairs
+    both = lanes.permute_bytes(scales, lanes.word(0), 0x4140) << 4  # times 2^-120
+    both = lanes.multiply_bf16(both, lanes.word(0x7F007F00))  # 2^127
+    both = lanes.multiply_bf16(both, lanes.word(0x77807780))  # 2^112
+    return [lanes.permute_bytes(both, both, selector) for selector in (0x1010, 0x3232)]
 
 
 def store_activations(

@@ -43,7 +43,9 @@ def bit_select(mask: int, ones: Word, zeros: Word) -> Word:
 
 
 def permute_bytes(a: Word, b: Word, selector: int) -> Word:
-    """Four of the eight bytes of a (0..3) and b (4..7), the lowest nibble choosing the lowest."""
+    """Four of the eight bytes of a (0..3) and b (4..7), the lowest nibble choosing the lowest; with
+    8 more it is a byte's sign, in all bits.
+    """
     args = [a.value, b.value, word(selector).value]
     return Word(asm(i32(), args, "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r"))
 

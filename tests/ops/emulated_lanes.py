@@ -246,7 +246,9 @@ def bit_select(mask, ones, zeros):
 
 def permute_bytes(a, b, selector):
     pool = np.concatenate([x.value[:, None].view(np.uint8) for x in (a, b)], 1)
-    picked = pool[:, [(selector >> (4 * i)) & 7 for i in range(4)]]
+    nibbles = [(selector >> (4 * i)) & 15 for i in range(4)]
+    signs = (pool.view(np.int8) >> 7).view(np.uint8)
+    picked = np.concatenate([pool, signs], 1)[:, nibbles]
     return Word(np.ascontiguousarray(picked).view(np.uint32)[:, 0])
 
 
