@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from configs.model import ModelConfig
 from configs.parts import MLPConfig
 from minimax_jax.expert_exchange import are_sent, sum_at_experts
-from minimax_jax.layers import activation, normal
+from minimax_jax.layers import MLP, activation, normal
 from minimax_jax.lora import Adapter, LowRank, grouped_low_rank, part
 from pallas_kernels.grouped_matmul import (
     Matrices,
@@ -23,7 +23,7 @@ from pallas_kernels.grouped_matmul import (
     mixture_by,
 )
 from pallas_kernels.scaled_matmul import Weight
-from sharding.apply import local
+from sharding.apply import local, splits
 from sharding.axes import DATA, Axes
 from sharding.collectives import device_rank, gathered, ranks, scattered_total, total
 from sharding.rules import SERVE, Rules
@@ -51,11 +51,6 @@ class Experts(nnx.Module):
         self.w2 = GroupedLinear(moe.num_experts, dim, moe.expert_dim, ("embed", "expert_mlp"), rngs)
         self.num_experts, self.config = moe.num_experts, config.mlp
 
-    @property
-    def matrices(self) -> Matrices:
-        """Of all experts that are here."""
-        return Matrices(*(one.weight.get_value() for one in (self.w1, self.w3, self.w2)))
-
     def __call__(
         self,
         x: Float[Array, "*rows D"],
@@ -63,14 +58,18 @@ class Experts(nnx.Module):
         weights: Float[Array, "*rows X"],
         adapter: Adapter = None,
         rules: Rules = SERVE,
+        shared: MLP | None = None,
     ) -> Float[Array, "ranks *rows D"]:
-        """The weighted sum of each token's experts, as the tensor-parallel ranks' parts of it."""
+        """The weighted sum of each token's experts, and of an expert that all tokens `shared`, if
+        one is given (`takes_shared`), as the tensor-parallel ranks' parts of it.
+        """
         rows = ("batch", *[None] * (x.ndim - 1))
         linears = {"w1": self.w1, "w2": self.w2, "w3": self.w3}
         adapters = {name: part(adapter, name) for name in linears}
         matrices = {name: linear.weight.get_value() for name, linear in linears.items()}
         axes = {name: linear.weight.axes for name, linear in linears.items()}
         low = {name: [one.a, one.b] for name, one in adapters.items() if one is not None}
+        own, own_axes = (None, ()) if shared is None else (shared.matrices, shared.axes)
         run = local(
             partial(
                 _mixed,
@@ -79,11 +78,22 @@ class Experts(nnx.Module):
                 batch=len(x),
                 config=self.config,
             ),
-            in_axes=[axes, {name: _low_axes(axes[name]) for name in low}, *[rows] * 3],
+            in_axes=[
+                axes,
+                {name: _low_axes(axes[name]) for name in low},
+                own_axes,
+                *[rows] * 3,
+            ],
             out_axes=("partials", *rows),
             rules=rules,
         )
-        return run(matrices, low, x, experts, weights)
+        return run(matrices, low, own, x, experts, weights)
+
+    def takes_shared(self, adapter: Adapter, rules: Rules) -> bool:
+        """Whether an expert that all tokens share may run with the routed ones: each rank has the
+        same part of it as of each of them, and none has an adapter.
+        """
+        return adapter is None and not splits("experts", self.num_experts, rules)
 
 
 def _low_axes(axes: Axes) -> list[Axes]:
@@ -95,6 +105,7 @@ def _low_axes(axes: Axes) -> list[Axes]:
 def _mixed(
     matrices: dict[str, Weight],
     low: dict[str, list[Array]],
+    shared: Matrices | None,
     x: Float[Array, "*rows D"],
     experts: Int[Array, "*rows X"],
     weights: Float[Array, "*rows X"],
@@ -110,7 +121,7 @@ def _mixed(
     own = matrices["w1"].shape[0]
     across = own < num_experts and ranks(DATA) > 1  # other data ranks have other experts
     adapters = {name: LowRank(a=a, b=b, scale=scales[name]) for name, (a, b) in low.items()}
-    own_sum = partial(_own_sum, matrices, adapters, config=config)
+    own_sum = partial(_own_sum, matrices, adapters, shared, config=config)
     if across and is_split and are_sent(len(x), experts.shape[1], ranks(DATA)):
         return sum_at_experts(own_sum, x, experts, weights, own).reshape(shape)
     if across and is_split:
@@ -126,17 +137,19 @@ def _mixed(
 def _own_sum(
     matrices: dict[str, Weight],
     adapters: dict[str, LowRank],
+    shared: Matrices | None,
     x_TD: Float[Array, "T D"],
     experts_TX: Int[Array, "T X"],
     weights_TX: Float[Array, "T X"],
     config: MLPConfig,
 ) -> Float[Array, "T D"]:
-    """The sum over the experts 0 .. E - 1 that are here; other ids add nothing."""
+    """The sum over the experts 0 .. E - 1 that are here and a shared one. Other ids add nothing."""
     choice = experts_TX, weights_TX, activation(config)
     if not adapters:
         gate, up, down = (matrices[name] for name in _NAMES.values())
-        return mixture(x_TD, Matrices(gate, up, down), *choice)
+        return mixture(x_TD, Matrices(gate, up, down), *choice, shared)
 
+    assert shared is None, "an adapter's products take no shared expert"
     linear = partial(_adapted, matrices, adapters)
     return mixture_by(linear, x_TD, matrices["w1"].shape[0], *choice)
 

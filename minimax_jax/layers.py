@@ -105,6 +105,12 @@ class MLP(nnx.Module):
         of = self.gate_proj, self.up_proj, self.down_proj
         return Matrices(*(one.weight.get_value() for one in of))
 
+    @property
+    def axes(self) -> Matrices:
+        """The logical axes of the three."""
+        of = self.gate_proj, self.up_proj, self.down_proj
+        return Matrices(*(one.weight.axes for one in of))
+
     def __call__(
         self, x: Float[Array, "*rows D"], adapter: Adapter = None
     ) -> Float[Array, "*rows D"]:

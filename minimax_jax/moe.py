@@ -8,10 +8,9 @@ from configs.model import ModelConfig
 from configs.parts import MoEConfig
 from minimax_jax.cache import NO_ROUTE
 from minimax_jax.experts import Experts
-from minimax_jax.layers import MLP, activation, normal
+from minimax_jax.layers import MLP, normal
 from minimax_jax.lora import Adapter, part
 from minimax_jax.shards import by_row, gathered_tokens, partial_sums, summed
-from pallas_kernels.grouped_matmul import mixture
 from pallas_kernels.route import route
 from pallas_kernels.route.reference import mixing, scores
 from sharding.apply import constrain
@@ -77,26 +76,21 @@ class MoE(nnx.Module):
         `NO_ROUTE`) these are used instead.
 
         A rank routes the tokens that it has; all tokens then meet every rank's part of the experts.
+        Where that is the same part of routed and shared ones, few tokens meet them in the same
+        launches.
         """
         own, weights = by_row(self.router, x, rules)
         used = own
         if replay is not None:
             used = jnp.where(replay == NO_ROUTE, own, replay)
             weights = self.router.mixing(x, used)
-        if adapter is None and not is_partitioned():
-            return self._on_one_device(x, used, weights), own
         into = ("batch", *[None] * (x.ndim - 1))
         x = gathered_tokens(x, rules)
         used, weights = (constrain(one, *into, rules=rules) for one in (used, weights))
-        routed = self.experts(x, used, weights, part(adapter, "experts"), rules)
-        shared = partial_sums(self.shared, x, part(adapter, "shared"), into=into, rules=rules)
-        return summed([routed, shared], rules), own
-
-    def _on_one_device(
-        self, x: Float[Array, "*rows D"], experts: Int[Array, "*rows X"], weights: Array
-    ) -> Float[Array, "*rows D"]:
-        """All experts at once: few tokens meet routed and shared ones in the same launches."""
-        rows, ids, weights = (one.reshape(-1, one.shape[-1]) for one in (x, experts, weights))
-        constants = activation(self.shared.config)
-        y = mixture(rows, self.experts.matrices, ids, weights, constants, self.shared.matrices)
-        return y.reshape(x.shape)
+        together, of_experts = self.experts.takes_shared(adapter, rules), part(adapter, "experts")
+        shared = self.shared if together else None
+        parts = [self.experts(x, used, weights, of_experts, rules, shared)]
+        if not together:
+            of_shared = part(adapter, "shared")
+            parts.append(partial_sums(self.shared, x, of_shared, into=into, rules=rules))
+        return summed(parts, rules), own
