@@ -15,7 +15,7 @@ from pallas_kernels.grouped_matmul.combined import combined
 from pallas_kernels.grouped_matmul.few_groups import MOST_PAIRS
 from pallas_kernels.grouped_matmul.few_plan import FewTokens
 from pallas_kernels.grouped_matmul.grouping import EIGHT
-from pallas_kernels.grouped_matmul.launch import Launch
+from pallas_kernels.grouped_matmul.launch import MULTIPROCESSORS, Launch
 from pallas_kernels.grouped_matmul.matching_rows import SLAB
 from pallas_kernels.grouped_matmul.products import scale_bits
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
@@ -43,6 +43,8 @@ def refuse(x: Array, matrices: Matrices, pairs: int, shared: Matrices | None) ->
         return f"rows are {x.dtype}, which the shared expert's kernel does not take"
     if any(one.shape != two.shape[1:] for one, two in zip(shared, matrices, strict=True)):
         return "the shared expert is not as large as a routed one"
+    if max(shared.gate.shape[0], shared.down.shape[0] // 2) > ROWS * MULTIPROCESSORS:
+        return f"a shared expert of {shared.gate.shape}, more than a unit for each multiprocessor"
     return None
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.grouped_matmul import shared_lanes
@@ -15,6 +16,7 @@ TEAMS = 4
 WIDE = 2  # pages along K of a step
 SLOT = 2 * WIDE * PAGE_BYTES  # bytes of a step in the ring; one of MXFP8 takes less
 TABLES = 2  # of exponents, for each team
+KEPT = 512  # sums that one team leaves for another
 TABLE_BYTES = 2 * ROWS * shared_lanes.TABLE
 
 
@@ -62,9 +64,35 @@ class FewTokens:
     def ring(self) -> int:
         """Steps that each team has under way."""
         taken = self.eights * EIGHT * self.launch.columns * 2 + TEAMS * TABLES * TABLE_BYTES
-        return min((MEMORY - taken - 4 * LIST) // (TEAMS * SLOT), self.launch.steps(WIDE))
+        return min((MEMORY - taken - 4 * (LIST + KEPT)) // (TEAMS * SLOT), self.launch.steps(WIDE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turns:
+    """Which of a CTA's `count` units a team has: the last team the first one, and so on. Where
+    there is a unit of the shared expert, most of which is team 0's, this misses its first turn.
+    """
+
+    count: Any
+    has_shared: Any
+    team: Any
 
     @property
-    def shared_steps(self) -> int:
-        """Of a unit of the shared expert."""
-        return self.launch.columns // shared_lanes.COLUMNS
+    def _turn(self) -> Any:
+        return TEAMS - 1 - self.team
+
+    @property
+    def _missed(self) -> Any:
+        return jnp.where(self.has_shared & (self.team == 0), 1, 0)
+
+    @property
+    def own(self) -> Any:
+        """How many this team has."""
+        is_missed = self.has_shared & (self.count >= TEAMS)
+        turns = self.count + jnp.where(is_missed, 1, 0)
+        return jnp.maximum(lax.div(turns - self._turn + (TEAMS - 1), TEAMS) - self._missed, 0)
+
+    def unit(self, i: Any) -> Any:
+        """This team's i-th."""
+        at = self._turn + (i + self._missed) * TEAMS
+        return at - jnp.where(self.has_shared & (at >= TEAMS - 1), 1, 0)

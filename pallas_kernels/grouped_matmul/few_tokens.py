@@ -3,13 +3,16 @@ tokens' rows stay in shared memory, and one launch has both kinds of weights.
 
 A unit of work is 64 weight rows of one expert, all of K. Grid: one CTA a multiprocessor. It finds
 the groups by itself (`few_groups`), has an equal, contiguous part of the experts' units, so of two
-groups at most, and of the shared expert's; its four teams take units in turn, the experts' first.
-Pages, or MXFP8 codes (`shared_units`), come through a ring of its own for each, some steps ahead,
-across units. So no team waits for another one, but for the rows at the start.
+groups at most; its four teams take them in turn (`few_plan`). A CTA may have a unit of the shared
+expert too, which comes first (`shared_units`). MXFP8 codes, then pages come through a ring of its
+own for each team, some steps ahead, across units. So no team waits for another one, but for the
+rows at the start. Each team's copies are a warp's, another one's each, since a multiprocessor's
+schedulers, of which each has a warp of every team, have no time to lose.
 
 Memory: 0.5625 bytes a weight and expert met, 1.03 of the shared one; results once.
 """
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,12 +23,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import lanes
 from pallas_kernels.grouped_matmul import shared_lanes
 from pallas_kernels.grouped_matmul.few_groups import COUNT, LIST, list_groups, store_places
-from pallas_kernels.grouped_matmul.few_plan import SLOT, TABLES, TEAMS, WIDE, FewTokens
+from pallas_kernels.grouped_matmul.few_plan import KEPT, SLOT, TABLES, TEAMS, WIDE, FewTokens, Turns
 from pallas_kernels.grouped_matmul.grouping import EIGHT
-from pallas_kernels.grouped_matmul.launch import MULTIPROCESSORS, SWIZZLED
+from pallas_kernels.grouped_matmul.launch import MULTIPROCESSORS, SWIZZLED, in_one_warp
 from pallas_kernels.grouped_matmul.matching_rows import SLAB, load_first_rows, load_sorted_rows
 from pallas_kernels.grouped_matmul.page_lanes import decoded
-from pallas_kernels.grouped_matmul.shared_units import SharedUnits, sync_team
+from pallas_kernels.grouped_matmul.shared_units import SharedUnit, sync_team
 from pallas_kernels.layouts.nvfp4_pages import LINE, LINES, ROWS
 
 _COPIES = 2  # of a step, and of a table
@@ -54,15 +57,20 @@ def kernel(plan: FewTokens, dtype: Any) -> Any:
             plgpu.SMEM((LIST,), jnp.int32),
             plgpu.Barrier(num_arrivals=_COPIES, num_barriers=slots),
             plgpu.Barrier(num_arrivals=_COPIES, num_barriers=TEAMS * TABLES),
+            plgpu.SMEM((KEPT,), jnp.float32),
+            plgpu.Barrier(num_arrivals=1),
         ],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+            unsafe_no_auto_barriers=True,  # those that are needed stand in the code
+        ),
     )
 
 
 def _program(
     plan: FewTokens, x, ids, first_pages, second_pages, first_scales, second_scales, *refs
 ):
-    *refs, memory, tables, rows, found, there, table_there = refs
+    *refs, memory, tables, rows, found, there, table_there, last_part, last_there = refs
     pages, codes = memory
     matrices = list(zip(refs[0:4:2], refs[1:4:2], strict=True)) if plan.part else []
     out, *place = refs[4:] if plan.part else refs
@@ -70,15 +78,8 @@ def _program(
     cta, team = lax.axis_index("cta"), lax.axis_index("team")
     units, steps, slabs = launch.units(1), launch.steps(WIDE), launch.columns // SLAB
 
-    list_groups(plan.pairs, plan.experts)(ids, found, team)
-    _sync_block()
-    total = found[COUNT] * units.count
-    first, end = _part(cta, total)
-    first_group, last_group = lax.div(first, units.count), lax.div(end - 1, units.count)
-    own = lax.div(end - first - team + (TEAMS - 1), TEAMS)
-    shared_first, shared_end = _part(cta, units.count if matrices else 0)
-    all_own = lax.div(end - first + shared_end - shared_first - team + (TEAMS - 1), TEAMS)
-    shared = SharedUnits(
+    shared_unit, shared_end = _part(cta, units.count if matrices else 0)
+    shared = SharedUnit(
         plan=plan,
         matrices=matrices,
         codes=codes,
@@ -86,16 +87,26 @@ def _program(
         rows=rows,
         there=there,
         table_there=table_there,
+        last_part=last_part,
+        last_there=last_there,
         team=team,
-        first=shared_first + team + own * TEAMS - (end - first),
-        stride=TEAMS,
-        count=all_own - own,
-        steps_before=own * steps,
+        page=shared_unit * units.stride,
+        exists=shared_unit < shared_end,
     )
+    before = shared.count  # steps of the ring
+    for n in range(ring):
+        in_one_warp(team, n < before, partial(shared.fetch, jnp.int32(n)))
+
+    list_groups(plan.pairs, plan.experts)(ids, found, TEAMS - 1 - team)
+    _sync_block()
+    first, end = _part(cta, found[COUNT] * units.count)
+    first_group, last_group = lax.div(first, units.count), lax.div(end - 1, units.count)
+    turns = Turns(count=end - first, has_shared=shared.exists, team=team)
+    own = turns.own
 
     def unit(i):
         """Group, expert and first page of this team's i-th unit, if it has so many."""
-        u = jnp.minimum(first + team + i * TEAMS, end - 1)
+        u = jnp.minimum(first + turns.unit(i), end - 1)
         group = lax.div(u, units.count)
         return group, found[group], (u - group * units.count) * units.stride
 
@@ -116,7 +127,7 @@ def _program(
 
         def products(sums):
             def step(s, carry):
-                n = i * steps + s
+                n = before + i * steps + s
                 slot = team * ring + lax.rem(n, ring)
                 plgpu.barrier_wait(there.at[slot])
                 for c in range(WIDE):
@@ -126,19 +137,14 @@ def _program(
                         plgpu.wgmma(sums, a, operand.transpose((1, 0)))
                 sync_team()  # every warp has read the step: the next one may take its place
                 ahead = s + ring
-
-                @pl.when(ahead < steps)
-                def _():
-                    fetch(n, ahead, expert, page)
-
-                @pl.when((ahead >= steps) & (i + 1 < own))
-                def _():
-                    fetch(n, ahead - steps, next_expert, next_page)
-
-                @pl.when((ahead >= steps) & (i + 1 == own))
-                def _():
-                    shared.fetch(ahead - steps)
-
+                is_next = ahead >= steps
+                next_step = jnp.where(is_next, ahead - steps, ahead)
+                pages_at = (
+                    jnp.where(is_next, next_expert, expert),
+                    jnp.where(is_next, next_page, page),
+                )
+                refill = partial(fetch, n, next_step, *pages_at)
+                in_one_warp(team, jnp.logical_not(is_next) | (i + 1 < own), refill)
                 plgpu.wgmma_wait(0)
                 return carry
 
@@ -152,30 +158,26 @@ def _program(
         launch.store(sums, out, page, *kept, first_scales[expert], last)
         return next_expert, next_page
 
-    def multiply_shared(i, carry):
-        shared.multiply(i, out)
-        return carry
-
     start = unit(0)[1:]
+
+    def fetch_first(n):
+        in_one_warp(team, (n >= before) & (own > 0), partial(fetch, n, n - before, *start))
+
+    def refill_shared(q):
+        in_one_warp(team, q + ring < before, partial(shared.fetch, q + ring))
+        fetch_first(q + ring)
+
     for n in range(ring):
-
-        @pl.when(own > 0)
-        def _(n=n):
-            fetch(n, n, *start)
-
-        @pl.when(own == 0)
-        def _(n=n):
-            shared.fetch(jnp.int32(n))
-
+        fetch_first(jnp.int32(n))
     if place:
         places = plan.pairs, plan.experts, plan.choices, plan.shared_place + EIGHT
         store_places(*places)(ids, *place, cta * TEAMS + team)
     _load(plan, x, rows, (first_group, last_group), team)
     plgpu.commit_smem()
     _sync_block()
-    lax.fori_loop(0, own, multiply, start)
     if matrices:
-        lax.fori_loop(0, shared.count, multiply_shared, None)
+        shared.multiply(refill_shared, out)
+    lax.fori_loop(0, own, multiply, start)
 
 
 def _part(cta: Any, total: Any) -> tuple[Any, Any]:

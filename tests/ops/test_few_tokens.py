@@ -26,6 +26,7 @@ from pallas_kernels.grouped_matmul import (
     shared_lanes,
     shared_units,
 )
+from pallas_kernels.grouped_matmul import launch as launches
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
 from pallas_kernels.layouts.nvfp4_pages import CODE_BYTES, LINE, LINES, NVFP4Pages
 from tests.numerics import assert_close
@@ -33,10 +34,10 @@ from tests.ops.emulated_lanes import Ref
 from tests.ops.lane_emulator import launch
 
 MODULES = (few_tokens, few_groups, matching_rows, page_lanes, shared_lanes, shared_units)
-MODULES += (mxfp8_lanes, nvfp4_lanes)
+MODULES += (launches, mxfp8_lanes, nvfp4_lanes)
 BF16 = ml_dtypes.bfloat16
-E, D, F = 6, 512, 512
-CTAS = 3  # of which one has units of two groups
+E, D, F = 6, 1024, 512  # D is in two parts for the shared expert, F in one
+CTAS, TEAMS = 16, 2
 MEANING = jax.jit(mixture, static_argnames="activation")
 
 
@@ -94,35 +95,48 @@ def _weights():
     return (Matrices(*(of(*shape) for shape in shapes)) for of in (routed, shared))
 
 
+def _loads_alone(load):
+    """Teams run one after the other here: each brings all rows."""
+
+    def run(plan, x, rows, groups, _):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(few_tokens, "TEAMS", 1)
+            load(plan, x, rows, groups, 0)
+
+    return run
+
+
 def _emulated(monkeypatch, make_plan, x, ids, operands):
     """The results of a launch, by its programs."""
     plan = make_plan()
     outs = jax.tree.leaves(plan.launch.out)
     results = [np.full(one.shape, np.nan, one.dtype) for one in outs if one.ndim > 1]
     results += [np.full(one.shape, -1, np.int32) for one in outs if one.ndim == 1]
-    slots, slabs = plan.ring, plan.eights * plan.launch.columns // 64
+    slots, slabs = TEAMS * plan.ring, plan.eights * plan.launch.columns // 64
     memory = (
         Ref(np.zeros((slots, 2, 2, LINES, LINE), np.uint8)),
         _Codes(np.zeros((slots, few_plan.SLOT // 128, 128), np.uint8)),
     )
-    tables = Ref(np.zeros((few_plan.TABLES, 2, 32, 16), np.uint8))
+    tables = Ref(np.zeros((TEAMS * few_plan.TABLES, 2, 32, 16), np.uint8))
     rows, found = Ref(np.full((slabs, 8, 64), np.nan, BF16)), Ref(np.zeros(64, np.int32))
-    barriers = [Ref(np.zeros(count)) for count in (slots, few_plan.TABLES)]
+    barriers = [Ref(np.zeros(count)) for count in (slots, TEAMS * few_plan.TABLES)]
+    last = Ref(np.zeros(few_plan.KEPT, np.float32)), None
     refs = [
         Ref(np.array(one)) for one in (x, ids, *operands)
     ]  # copies: arrays of JAX are read-only
     refs += [Ref(one) for one in results]
-    refs += [memory, tables, rows, found, *barriers]
+    refs += [memory, tables, rows, found, *barriers, *last]
     program = lambda *refs: few_tokens._program(make_plan(), *refs)  # noqa: E731
-    launch(monkeypatch, MODULES, CTAS, program, *refs)
+    launch(monkeypatch, MODULES, CTAS, program, *refs, teams=TEAMS)
     return results
 
 
 @pytest.mark.parametrize("tokens", [3, pytest.param(1, marks=pytest.mark.slow)])  # 5 s
 def test_lanes_multiply_tokens_by_their_experts_and_by_the_shared_one(monkeypatch, tokens):
     for module in (few_plan, few_tokens):
-        monkeypatch.setattr(module, "TEAMS", 1)
+        monkeypatch.setattr(module, "TEAMS", TEAMS)
     monkeypatch.setattr(few_tokens, "MULTIPROCESSORS", CTAS)
+    monkeypatch.setattr(few_tokens, "_load", _loads_alone(few_tokens._load))
     rng, activation = np.random.default_rng(tokens), Activation()
     x = rng.standard_normal((tokens, D)).astype(BF16)
     experts = jnp.array([[4, 1], [4, E], [1, 1]], jnp.int32)[:tokens]
@@ -149,6 +163,16 @@ def test_lanes_multiply_tokens_by_their_experts_and_by_the_shared_one(monkeypatc
         one = jnp.full((1, 1), expert), jnp.ones((1, 1))
         expected = MEANING(rows[token : token + 1], routed, *one, activation=activation)
         assert_close(y[at].astype(np.float32), np.asarray(expected)[0], "bf16")
+
+
+@pytest.mark.parametrize("has_shared", [False, True])
+def test_every_unit_is_one_teams_and_the_shared_experts_takes_a_turn(has_shared):
+    for count in range(12):
+        turns = [few_plan.Turns(count=count, has_shared=has_shared, team=team) for team in range(4)]
+        units = [[int(one.unit(i)) for i in range(int(one.own))] for one in turns]
+        assert sorted(i for some in units for i in some) == list(range(count))
+        had = [len(one) + (has_shared and team == 0) for team, one in enumerate(units)]
+        assert count < 3 or max(had) - min(had) <= 1, (count, units)
 
 
 def _shape(*axes, dtype=jnp.int32):
