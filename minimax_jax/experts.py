@@ -80,7 +80,7 @@ class Experts(nnx.Module):
             ),
             in_axes=[
                 axes,
-                {name: _low_axes(axes[name]) for name in low},
+                {name: _low_axes(axes[name], *low[name]) for name in low},
                 own_axes,
                 *[rows] * 3,
             ],
@@ -96,10 +96,13 @@ class Experts(nnx.Module):
         return adapter is None and not splits("experts", self.num_experts, rules)
 
 
-def _low_axes(axes: Axes) -> list[Axes]:
-    """The axes of an adapter's two matrices, [E, R, D] and [E, F, R]."""
+def _low_axes(axes: Axes, a: Array, b: Array) -> list[Axes]:
+    """The axes of an adapter's two matrices, [E, R, D] and [E, F, R]; one that experts share is on
+    every device.
+    """
     experts, out, into = axes
-    return [(experts, None, into), (experts, out, None)]
+    of_a, of_b = (experts if len(one) > 1 else None for one in (a, b))
+    return [(of_a, None, into), (of_b, out, None)]
 
 
 def _mixed(

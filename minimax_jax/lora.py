@@ -22,12 +22,12 @@ Adapter = Mapping[str, Any] | None
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class LowRank:
-    """One linear's adapter; for experts both matrices have a leading E. `scale` is alpha / rank,
-    kept out of the matrices.
+    """One linear's adapter; for experts both matrices have a leading E, or 1 where all share one.
+    `scale` is alpha / rank, kept out of the matrices.
     """
 
-    a: Float[Array, "*E R D"]
-    b: Float[Array, "*E F R"]
+    a: Float[Array, "*#E R D"]
+    b: Float[Array, "*#E F R"]
     scale: float = field(metadata={"static": True})
 
 
@@ -47,5 +47,14 @@ def grouped_low_rank(
     x: Float[Array, "M D"], adapter: LowRank, group_sizes: Int[Array, "E"]
 ) -> Float[Array, "M F"]:
     """`low_rank` with each row's own expert's matrices; rows sorted by expert."""
-    inner = grouped_matmul(x.astype(jnp.float32), adapter.a, group_sizes)
-    return grouped_matmul(adapter.scale * inner, adapter.b, group_sizes)
+    inner = _by_expert(x.astype(jnp.float32), adapter.a, group_sizes)
+    return _by_expert(adapter.scale * inner, adapter.b, group_sizes)
+
+
+def _by_expert(
+    x: Float[Array, "M D"], matrices: Float[Array, "e F D"], group_sizes: Int[Array, "E"]
+) -> Float[Array, "M F"]:
+    """Each row times its own expert's matrix, or the one that all share."""
+    if len(matrices) > 1:
+        return grouped_matmul(x, matrices, group_sizes)
+    return jnp.einsum("MD,FD->MF", x, matrices[0], precision="highest")

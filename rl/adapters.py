@@ -12,13 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Key
 
 from configs.model import ModelConfig
 from minimax_jax.lora import LowRank
 from rl.optimizer import Parameters
-
-EXPERTS = ".experts."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +69,8 @@ def new_adapter(
     return parameters
 
 
-def as_adapter(parameters: Parameters, scale: float, num_experts: int) -> dict[str, Any]:
-    """The tree that the model takes; a matrix that experts share is repeated for each."""
+def as_adapter(parameters: Parameters, scale: float) -> dict[str, Any]:
+    """The tree that the model takes, of the same arrays."""
     tree: dict[str, Any] = {}
     for name, a in parameters.items():
         path, _, side = name.rpartition(".")
@@ -82,15 +80,8 @@ def as_adapter(parameters: Parameters, scale: float, num_experts: int) -> dict[s
         branch = tree
         for parent in parents:
             branch = branch.setdefault(parent, {})
-        b = parameters[f"{path}.b"]
-        if EXPERTS in path:
-            a, b = _for_each(a, num_experts), _for_each(b, num_experts)
-        branch[leaf] = LowRank(a=a, b=b, scale=scale)
+        branch[leaf] = LowRank(a=a, b=parameters[f"{path}.b"], scale=scale)
     return tree
-
-
-def _for_each(matrix: Float[Array, "e M N"], num_experts: int) -> Float[Array, "E M N"]:
-    return jnp.broadcast_to(matrix, (num_experts, *matrix.shape[1:]))
 
 
 def _attention(config: ModelConfig, path: str) -> Iterator[Adapted]:

@@ -45,8 +45,7 @@ def initial_parameters(loaded: LoadedModel, config: GRPOConfig) -> Parameters:
 def assembled(base: Model, parameters: Parameters, config: GRPOConfig) -> tuple[Model, Adapter]:
     """The model and adapter that these parameters stand for; within a jitted step."""
     if config.trained == "lora":
-        experts = base.config.moe.num_experts
-        return base, as_adapter(parameters, config.alpha / config.rank, experts)
+        return base, as_adapter(parameters, config.alpha / config.rank)
     structure = Structure.of(base)
     weights = structure.parameters(base)
     cast = {name: x.astype(weights[name].dtype) for name, x in parameters.items()}
@@ -54,15 +53,13 @@ def assembled(base: Model, parameters: Parameters, config: GRPOConfig) -> tuple[
 
 
 def published(base: Model, parameters: Parameters, config: GRPOConfig) -> tuple[Model, Adapter]:
-    """`assembled`, compiled, for the rollout. Beside an adapter the base stays the same arrays; the
+    """`assembled`, compiled, for the rollout. With an adapter all arrays stay the same ones; the
     trainer must not donate parameters that were published.
     """
-    if config.trained == "lora":
-        return base, _adapter(parameters, config.alpha / config.rank, base.config.moe.num_experts)
-    return _assembled(base, parameters, config)
+    run = assembled if config.trained == "lora" else _assembled
+    return run(base, parameters, config)
 
 
-_adapter = jax.jit(as_adapter, static_argnames=("scale", "num_experts"))
 _assembled = jax.jit(assembled, static_argnames=("config",))
 
 

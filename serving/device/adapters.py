@@ -73,8 +73,9 @@ Form = dict[Path, tuple[tuple[int, ...], int, int, int]]
 
 
 def _form_of(part: LowRank) -> tuple[tuple[int, ...], int, int, int]:
-    *experts, rank, width = part.a.shape
-    return tuple(experts), rank, width, part.b.shape[-2]
+    *of_a, rank, width = part.a.shape
+    *of_b, out, _ = part.b.shape
+    return np.broadcast_shapes(tuple(of_a), tuple(of_b)), rank, width, out
 
 
 def _common_form(adapters: Any) -> Form:

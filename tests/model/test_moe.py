@@ -191,6 +191,22 @@ def test_an_experts_adapter_acts_on_its_own_tokens_only():
     assert (changed == routed).all()
 
 
+def test_a_matrix_that_experts_share_is_as_good_as_one_for_each():
+    moe, x = MoE(CONFIG, nnx.Rngs(0)), jnp.asarray(_normal(T, D))
+    shared, own = jnp.asarray(_normal(1, 4, D, seed=1)), jnp.asarray(_normal(E, F, 4, seed=2))
+
+    def loss(shared, repeats):
+        pair = LowRank(a=jnp.repeat(shared, repeats, axis=0), b=own, scale=0.5)
+        other = LowRank(
+            a=own.swapaxes(1, 2), b=jnp.repeat(shared, repeats, axis=0).swapaxes(1, 2), scale=0.5
+        )
+        return jnp.sum(_run(moe, x, {"experts": {"w1": pair, "w2": other}}) ** 2)
+
+    found, expected = (jax.value_and_grad(loss)(shared, n) for n in (1, E))
+    assert_close(found[0], expected[0], "f32")
+    assert_close(found[1], expected[1], "f32")
+
+
 def test_the_gradient_reaches_router_experts_and_shared_expert():
     moe, x = MoE(CONFIG, nnx.Rngs(0)), jnp.asarray(_normal(T, D))
     graph, state = nnx.split(moe)
