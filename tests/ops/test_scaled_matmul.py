@@ -1,5 +1,7 @@
 """scaled_matmul against float64 products of the values that the stored bytes stand for."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -110,3 +112,23 @@ def test_the_gradient_of_the_rows_is_the_product_with_the_weight(name, fmt):
 
     gradient = jax.jit(jax.grad(loss))(x, weight)
     assert_close(gradient, upstream.astype(np.float64) @ values, "f32")
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_what_the_expanded_product_passes_back_stays_in_16_bits(fmt):
+    """Within its rounding it is the reference's; a plain weight has a gradient as well."""
+    weight, values = stored(_normal(F, D, seed=1), fmt)
+    x, upstream = jnp.asarray(_normal(T, D), jnp.bfloat16), _normal(T, F, seed=2)
+
+    def loss(x, weight):
+        options = {"out_dtype": jnp.dtype(jnp.float32), "one_device": True}
+        return jnp.sum(expanded.scaled_matmuls(x, [weight], **options)[0] * upstream)
+
+    text = jax.jit(jax.grad(loss)).lower(x, weight).as_text()
+    products = re.findall(r"dot_general .* : \((.*)\) ->", text)
+    assert products and all(one.count("xbf16>") == 2 for one in products)
+    assert_close(jax.grad(loss)(x, weight), upstream.astype(np.float64) @ values, "bf16")
+    if isinstance(weight, jax.Array):
+        of_weight = jax.grad(loss, argnums=1)(x, weight)
+        assert of_weight.dtype == weight.dtype
+        assert_close(of_weight, upstream.astype(np.float64).T @ np.asarray(x, np.float64), "bf16")
