@@ -42,7 +42,9 @@ def _statistics(
     logits: Float[Array, "C V"], targets: Int[Array, "C"]
 ) -> tuple[Float[Array, "C"], Float[Array, "C"]]:
     total = jax.nn.logsumexp(logits, axis=-1)
-    of_target = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    # A sum, of one term, has a gradient that joins the softmax's; that of a look-up is a scatter.
+    is_target = jnp.arange(logits.shape[-1]) == targets[:, None]
+    of_target = jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)
     detached = lax.stop_gradient(logits)
     probabilities = jax.nn.softmax(detached, axis=-1)
     # ids beyond the vocabulary have logits of -inf and no part in the mean
