@@ -1,0 +1,210 @@
+"""sparse_attention over arrays on Hopper, blocks outside and queries inside.
+
+Grid: KV heads x pieces (`pieces`). k and v of the block lie in shared memory; two warpgroups take
+the groups of four queries in turn (4 queries x 16 heads are the 64 rows of wgmma) while a third one
+fetches them, a ring ahead. One partial result (float16, with its log-sum-exp) is written for each
+pair; `slots` merges those of a query in their own order.
+
+Memory: 4 KB of queries (mostly from the L2) and 4 KB of partial results a pair, which are read once
+more, and 64 KB a piece.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels import lanes
+from pallas_kernels.sparse_attention.pairs import Pair
+from pallas_kernels.sparse_attention.pieces import GROUPS, TOGETHER, Pieces
+
+HEADS, WIDTH, BLOCK = 16, 128, 128
+_ROWS = TOGETHER * HEADS  # of a matrix product
+_TEAMS = 2  # warpgroups that multiply
+_RING = 4
+_MULTIPLYING, _COPYING = 232, 40  # registers of a thread
+_LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
+_WGMMA = plgpu.Layout.WGMMA
+_ROW = _WGMMA.reduce(1)
+_TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+_ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
+
+
+def attend(
+    q: Float[Array, "T N H"],
+    k: Float[Array, "P Z K H"],
+    v: Float[Array, "P Z K H"],
+    last: Float[Array, "K I rows"],
+    pieces: Pieces,
+    scale: float,
+) -> tuple[Float[Array, "T K C G H"], Float[Array, "T K C G"]]:
+    """Partial results and their log-sum-exp of every slot, junk where there is no pair."""
+    T, K, n = q.shape[0], *pieces.block.shape
+    kernel = plgpu.kernel(
+        lanes.named("sparse_attention_forward", _program, pair=pieces.pair, scale=scale),
+        out_type=(
+            jax.ShapeDtypeStruct((T, K, pieces.slots, HEADS, WIDTH), jnp.float16),
+            jax.ShapeDtypeStruct((T, K, pieces.slots, HEADS), jnp.float32),
+        ),
+        grid=(K, n),
+        grid_names=("head", "piece"),
+        num_threads=_TEAMS + 1,
+        thread_name="team",
+        scratch_types=_scratch(),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
+        ),
+    )
+    place = jnp.pad(pieces.place.reshape(K, -1), ((0, 0), (0, GROUPS * TOGETHER)))
+    return kernel(q, k, v, last, place, pieces.block, pieces.first, pieces.groups)
+
+
+def _scratch() -> tuple:
+    return (
+        plgpu.SMEM((2, BLOCK, WIDTH), jnp.bfloat16, transforms=_TILED),  # k and v
+        plgpu.SMEM((_RING, _ROWS, WIDTH), jnp.bfloat16, transforms=_TILED),  # q
+        plgpu.SMEM((_RING, _ROWS), jnp.float32),
+        plgpu.SMEM((GROUPS * TOGETHER,), jnp.int32),
+        plgpu.SMEM((_TEAMS, _ROWS, WIDTH), jnp.float16, transforms=_TILED),  # results
+        plgpu.Barrier(),
+        plgpu.Barrier(num_arrivals=2),
+        plgpu.Barrier(num_arrivals=TOGETHER + 1, num_barriers=_RING),
+        plgpu.Barrier(num_barriers=_RING),
+    )
+
+
+def _program(
+    q, k, v, last, all_places, blocks, firsts, counts, out, lse,
+    block, queries, own_last, places, results,
+    places_there, block_there, there, read,
+    *, pair: Pair, scale: float,
+):  # fmt: skip
+    head, piece, team = (lax.axis_index(name) for name in ("head", "piece", "team"))
+    first, count = firsts[head, piece], counts[head, piece]
+
+    def copy():
+        source = all_places.at[head, pl.ds(first * TOGETHER, GROUPS * TOGETHER)]
+        plgpu.copy_gmem_to_smem(source, places, places_there)
+        for i, part in enumerate((k, v)):
+            keys = part.at[blocks[head, piece], :, head]
+            plgpu.copy_gmem_to_smem(keys, block.at[i], block_there)
+        plgpu.barrier_wait(places_there)
+
+        def step(i, carry):
+            slot = lax.rem(i, _RING)
+
+            @pl.when(i >= _RING)
+            def _():
+                plgpu.barrier_wait(read.at[slot])
+
+            plgpu.copy_gmem_to_smem(last.at[head, first + i], own_last.at[slot], there.at[slot])
+            for n in range(TOGETHER):
+                place = places[i * TOGETHER + n]
+                query = jnp.maximum(place, ~place) >> pair.slot_bits
+                to = queries.at[slot, pl.ds(n * HEADS, HEADS)]
+                mine = q.at[query, pl.ds(head * HEADS, HEADS)]
+                plgpu.copy_gmem_to_smem(mine, to, there.at[slot])
+            return carry
+
+        lax.fori_loop(0, count, step, None)
+
+    def multiply():
+        plgpu.barrier_wait(places_there)
+        plgpu.barrier_wait(block_there)
+
+        def step(turn, carry):
+            i = turn * _TEAMS + team
+            slot = lax.rem(i, _RING)
+            plgpu.barrier_wait(there.at[slot])
+            s = _scores(queries.at[slot], block.at[0], own_last, slot, scale)
+            plgpu.barrier_arrive(read.at[slot])
+            sums, top, total = _weighted(s, block.at[1])
+            _write_lse(pair, lse.shape)(top, total, lse, places, i, head)
+            _store(sums, results.at[team], out, places, i, head, pair)
+            return carry
+
+        lax.fori_loop(0, lax.div(count - team + 1, _TEAMS), step, None)
+        plgpu.wait_smem_to_gmem(0)
+
+    @pl.when(team < _TEAMS)
+    def _():
+        plgpu.set_max_registers(_MULTIPLYING, action="increase")
+        pl.when(count > 0)(multiply)
+
+    @pl.when(team == _TEAMS)
+    def _():
+        plgpu.set_max_registers(_COPYING, action="decrease")
+        pl.when(count > 0)(copy)
+
+
+def _scores(tile, keys, last, slot, scale: float):
+    """Scaled scores in powers of two; -inf for keys that a row does not see."""
+    shape = (_ROWS, BLOCK)
+
+    def product(sums):
+        plgpu.wgmma(sums, tile, keys.transpose((1, 0)))
+        return sums[...]
+
+    s = pl.run_scoped(product, _ACC(shape, jnp.float32)) * (scale * _LOG2E)
+    seen = lax.broadcast_in_dim(plgpu.load(last, (slot,), layout=_ROW), shape, [0])
+    key = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=_WGMMA)
+    return jnp.where(key.astype(jnp.float32) <= seen, s, -jnp.inf)
+
+
+def _weighted(s, values):
+    """softmax(s) @ values, the greatest s and the sum of the weights."""
+    top = jnp.max(s, axis=1)
+    reference = jnp.where(top == -jnp.inf, 0.0, top)
+    p = jnp.exp2(s - lax.broadcast_in_dim(reference, s.shape, [0]))
+    total = jnp.sum(p, axis=1)
+    weights = p.astype(jnp.bfloat16)
+
+    def product(sums):
+        plgpu.wgmma(sums, weights, values)
+        return sums[...]
+
+    sums = pl.run_scoped(product, _ACC((_ROWS, WIDTH), jnp.float32))
+    inverse = 1.0 / jnp.where(total > 0.0, total, 1.0)
+    return sums * lax.broadcast_in_dim(inverse, sums.shape, [0]), top, total
+
+
+def _write_lse(pair: Pair, shape):
+    """The log-sum-exp of a group's rows: warp w has pair w."""
+
+    @lanes.code(_ROW, _ROW, lanes.REF, lanes.REF, lanes.SCALAR, lanes.SCALAR)
+    def write(_, top, total, lse, places, i, head):
+        _, K, C, _ = shape
+        at = (lanes.scalar(i) << 2) + lanes.warp()
+        place = lanes.load_words(lanes.address(places), at << 2, 1)[0]
+        query, slot = place >> pair.slot_bits, place & ((1 << pair.slot_bits) - 1)
+        number = (query * K + lanes.scalar(head)) * C + slot
+        g, t = lanes.lane() >> 2, lanes.lane() & 3
+        tops, totals = lanes.rows_of(top), lanes.rows_of(total)
+
+        def store():
+            row = lanes.element(lanes.address(lse), number, HEADS * 4)
+            for half in (0, 1):
+                value = (tops[half] + lanes.log2(totals[half])) * lanes.real(_LN2)
+                lanes.store_reals(row, (g + 8 * half) << 2, [value])
+
+        used = lanes.negate(place.below(0))
+        lanes.when(lanes.both(used, t.below(1)), store)
+
+    return write
+
+
+def _store(sums, result, out, places, i, head, pair: Pair):
+    """Each pair's partial result at its slot."""
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    result[...] = sums.astype(jnp.float16)
+    plgpu.commit_smem()
+    for n in range(TOGETHER):
+        place = places[i * TOGETHER + n]
+
+        @pl.when(place >= 0)
+        def _(n=n, place=place):
+            query, slot = place >> pair.slot_bits, place & ((1 << pair.slot_bits) - 1)
+            to = out.at[query, head, slot]
+            plgpu.copy_smem_to_gmem(result.at[pl.ds(n * HEADS, HEADS)], to)
