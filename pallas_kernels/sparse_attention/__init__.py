@@ -10,11 +10,12 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Implementation, choose
 from pallas_kernels.layouts.pages import Source
-from pallas_kernels.sparse_attention import decode, grouped, masked, prefill, reference
+from pallas_kernels.sparse_attention import decode, grouped, masked, prefill, reference, training
 
 SPARSE = (
     Implementation("prefill", prefill.sparse_attention, prefill.refuse),
     Implementation("decode", decode.sparse_attention, decode.refuse),
+    Implementation("training", training.sparse_attention, training.refuse),
     Implementation("grouped", grouped.sparse_attention, grouped.refuse),
     Implementation("masked", masked.sparse_attention, masked.refuse),
     Implementation("reference", reference.sparse_attention),
