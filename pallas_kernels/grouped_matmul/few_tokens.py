@@ -25,7 +25,7 @@ from pallas_kernels.grouped_matmul import shared_lanes
 from pallas_kernels.grouped_matmul.few_groups import COUNT, LIST, list_groups, store_places
 from pallas_kernels.grouped_matmul.few_plan import KEPT, SLOT, TABLES, TEAMS, WIDE, FewTokens, Turns
 from pallas_kernels.grouped_matmul.grouping import EIGHT
-from pallas_kernels.grouped_matmul.launch import MULTIPROCESSORS, SWIZZLED, in_one_warp
+from pallas_kernels.grouped_matmul.launch import MULTIPROCESSORS, SWIZZLED
 from pallas_kernels.grouped_matmul.matching_rows import SLAB, load_first_rows, load_sorted_rows
 from pallas_kernels.grouped_matmul.page_lanes import decoded
 from pallas_kernels.grouped_matmul.shared_units import SharedUnit, sync_team
@@ -95,7 +95,7 @@ def _program(
     )
     before = shared.count  # steps of the ring
     for n in range(ring):
-        in_one_warp(team, n < before, partial(shared.fetch, jnp.int32(n)))
+        lanes.in_one_warp(team, n < before, partial(shared.fetch, jnp.int32(n)))
 
     list_groups(plan.pairs, plan.experts)(ids, found, TEAMS - 1 - team)
     _sync_block()
@@ -144,7 +144,7 @@ def _program(
                     jnp.where(is_next, next_page, page),
                 )
                 refill = partial(fetch, n, next_step, *pages_at)
-                in_one_warp(team, jnp.logical_not(is_next) | (i + 1 < own), refill)
+                lanes.in_one_warp(team, jnp.logical_not(is_next) | (i + 1 < own), refill)
                 plgpu.wgmma_wait(0)
                 return carry
 
@@ -161,10 +161,10 @@ def _program(
     start = unit(0)[1:]
 
     def fetch_first(n):
-        in_one_warp(team, (n >= before) & (own > 0), partial(fetch, n, n - before, *start))
+        lanes.in_one_warp(team, (n >= before) & (own > 0), partial(fetch, n, n - before, *start))
 
     def refill_shared(q):
-        in_one_warp(team, q + ring < before, partial(shared.fetch, q + ring))
+        lanes.in_one_warp(team, q + ring < before, partial(shared.fetch, q + ring))
         fetch_first(q + ring)
 
     for n in range(ring):

@@ -1,11 +1,9 @@
 """What both kernels know of a launch: its shapes, its units of work, its memory."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.grouped_matmul.grouping import EIGHT
@@ -57,13 +55,3 @@ class Launch:
     def last(self, second_scale: Any, apart: int) -> Any:
         """The last operand of `store`."""
         return second_scale if self.matrices == 2 else jnp.int32(apart)
-
-
-def in_one_warp(number: Any, condition: Any, do: Callable[[], None]) -> None:
-    """Runs `do` in this warp of the warpgroup if the condition holds; the others go on."""
-
-    @plgpu.warp_map
-    def _(warp):
-        @pl.when((warp == number) & condition)
-        def _():
-            do()

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import fragmented_array as fa
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -126,6 +127,16 @@ def when(condition: Any, do: Callable[[], None]) -> None:
     with ir.InsertionPoint(branch.then_block):
         do()
         scf.yield_([])
+
+
+def in_one_warp(number: Any, condition: Any, do: Callable[[], None]) -> None:
+    """Runs `do`, code of Pallas that starts copies, in this warp of the warpgroup if the condition
+    holds; the others go on. Each copy is one arrival, as one of the whole warpgroup is.
+    """
+
+    @plgpu.warp_map
+    def _(warp):
+        pl.when((warp == number) & condition)(do)
 
 
 def repeat(

@@ -11,7 +11,7 @@ Memory: codes and exponents once, x once a CTA (from the L2), and 4 bytes a row,
 written; the parts are summed by what reads them, in their order.
 """
 
-import functools
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -49,11 +49,14 @@ def products(x: Float[Array, "M D"], weights: list[tuple[Array, Array]]) -> Floa
         num_threads=TEAMS,
         thread_name="team",
         scratch_types=_scratch(plan),
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+            unsafe_no_auto_barriers=True,  # those that are needed stand in the code
+        ),
     )
     sums = kernel(x, *(leaf for one in weights for leaf in one))
     # Added one by one: what XLA makes of a sum over the first axis is a slow kernel of its own.
-    return functools.reduce(jnp.add, [sums[part] for part in range(plan.parts)])
+    return reduce(jnp.add, [sums[part] for part in range(plan.parts)])
 
 
 def _scratch(plan: Plan) -> tuple:
@@ -81,13 +84,13 @@ def _program(plan: Plan, x, *refs):
 
     def fetch(i, step):
         """Starts the copies of a step of this team's i-th tile, and with the first one of its
-        exponents.
+        exponents; in one warp.
         """
         n = team * plan.ring + lax.rem(i * plan.steps + step, plan.ring)
         table = team * plan.tables + lax.rem(i, plan.tables)
         for (start, end), (source, powers) in zip(bounds, weights, strict=True):
 
-            @pl.when((i < tiles) & (first + i >= start) & (first + i < end))
+            @pl.when((first + i >= start) & (first + i < end))
             def _(source=source, powers=powers, start=start):
                 some = pl.ds((first + i - start) * TILE, TILE)
                 at = column + step * STEP
@@ -100,6 +103,9 @@ def _program(plan: Plan, x, *refs):
                         tables.at[table],
                         table_there.at[table],
                     )
+
+    def refill(i, step):
+        lanes.in_one_warp(team, i < tiles, partial(fetch, i, step))
 
     def tile(i, _):
         table = team * plan.tables + lax.rem(i, plan.tables)
@@ -114,10 +120,10 @@ def _program(plan: Plan, x, *refs):
                     for k, one in enumerate(a):
                         operand = rows.at[4 * s + (2 * half + k)]
                         plgpu.wgmma(sums, one, operand.transpose((1, 0)))
-                plgpu.wgmma_wait(0)
                 _sync_team()  # every warp has read the step: the next one may take its place
                 ahead = s + plan.ring
-                fetch(i + ahead // plan.steps, lax.rem(ahead, plan.steps))
+                refill(i + ahead // plan.steps, lax.rem(ahead, plan.steps))
+                plgpu.wgmma_wait(0)
 
             lax.fori_loop(0, plan.steps, step, None)
             return sums[...]
@@ -131,7 +137,7 @@ def _program(plan: Plan, x, *refs):
     for n in range(plan.ring):
         if n == plan.early:
             load(x, rows, column, team)
-        fetch(jnp.int32(n // plan.steps), jnp.int32(n % plan.steps))
+        refill(jnp.int32(n // plan.steps), jnp.int32(n % plan.steps))
     if plan.early == plan.ring:
         load(x, rows, column, team)
     _publish_rows()

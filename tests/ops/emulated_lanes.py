@@ -323,6 +323,11 @@ def multiply_tile(sums, a, b):
 # ---- control: in step, so that a barrier has nothing to wait for
 
 
+def in_one_warp(_number, condition, do):
+    if condition:
+        do()
+
+
 @contextlib.contextmanager
 def _only(condition):
     global _active

@@ -92,7 +92,6 @@ def _fake_pallas(program, team):
         layout_cast=_laid_out,
         commit_smem=nothing,
         wgmma_wait=nothing,
-        warp_map=lambda function: [function(warp) for warp in range(THREADS // WARP)],
     )
     lax = SimpleNamespace(
         axis_index=lambda name: team if name == "team" else program,

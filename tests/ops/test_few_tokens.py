@@ -26,7 +26,6 @@ from pallas_kernels.grouped_matmul import (
     shared_lanes,
     shared_units,
 )
-from pallas_kernels.grouped_matmul import launch as launches
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
 from pallas_kernels.layouts.nvfp4_pages import CODE_BYTES, LINE, LINES, NVFP4Pages
 from tests.numerics import assert_close
@@ -34,7 +33,7 @@ from tests.ops.emulated_lanes import Ref
 from tests.ops.lane_emulator import launch
 
 MODULES = (few_tokens, few_groups, matching_rows, page_lanes, shared_lanes, shared_units)
-MODULES += (launches, mxfp8_lanes, nvfp4_lanes)
+MODULES += (mxfp8_lanes, nvfp4_lanes)
 BF16 = ml_dtypes.bfloat16
 E, D, F = 6, 1024, 512  # D is in two parts for the shared expert, F in one
 CTAS, TEAMS = 16, 2
