@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from pallas_kernels import lanes
-from tests.ops.emulated_refs import Ref
+from tests.ops.emulated_refs import Ref, in_one_warp  # noqa: F401 (lanes have it)
 
 THREADS, WARP = 128, 32
 _E4M3 = ml_dtypes.float8_e4m3fn
@@ -245,10 +245,8 @@ def bit_select(mask, ones, zeros):
 
 
 def permute_bytes(a, b, selector):
-    pool = np.concatenate([x.value[:, None].view(np.uint8) for x in (a, b)], 1)
-    nibbles = [(selector >> (4 * i)) & 15 for i in range(4)]
-    signs = (pool.view(np.int8) >> 7).view(np.uint8)
-    picked = np.concatenate([pool, signs], 1)[:, nibbles]
+    pool = np.concatenate([x.value[:, None].view(np.int8) for x in (a, b)], 1)
+    picked = np.concatenate([pool, pool >> 7], 1)[:, [(selector >> (4 * i)) & 15 for i in range(4)]]
     return Word(np.ascontiguousarray(picked).view(np.uint32)[:, 0])
 
 
@@ -321,11 +319,6 @@ def multiply_tile(sums, a, b):
 
 
 # ---- control: in step, so that a barrier has nothing to wait for
-
-
-def in_one_warp(_number, condition, do):
-    if condition:
-        do()
 
 
 @contextlib.contextmanager

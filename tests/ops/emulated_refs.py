@@ -45,3 +45,9 @@ class _At:
             inside = (0, *where[1:]) if isinstance(where, tuple) else 0
             return type(self.ref)(np.zeros_like(self.ref.array[inside]))
         return type(self.ref)(self.ref.array[where])
+
+
+def in_one_warp(_number, condition, do):
+    """Copies that are started here are there at once."""
+    if condition:
+        do()
