@@ -83,11 +83,14 @@ def _bench(options: argparse.Namespace) -> None:
     report |= {"layers": len(config.sparse_layers), "parallel": str(parallel)}
     report |= {"limits": limits, "rows": []}
     with jax.set_mesh(mesh):
+        started = time.perf_counter()
         for measured in _measured(options, config, parallel):
-            report["rows"].append(_row(measured, limits))
-            print(_text(measured, report["rows"][-1], options), flush=True)
+            row = _row(measured, limits) | {"row_s": time.perf_counter() - started}
+            report["rows"].append(row)
+            print(_text(measured, row, options), flush=True)
             if options.json is not None:  # each time, as a long run may be ended by force
                 options.json.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+            started = time.perf_counter()
 
 
 def device_limits() -> dict[str, float] | None:
@@ -183,6 +186,7 @@ def _row(measured: Measured, limits: dict[str, float] | None) -> dict[str, Any]:
         "peak_bytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
         "kernels": timeline.by_name,
         "fallbacks": measured.fallbacks,
+        "first_call_s": measured.first_call,
     }
 
 
@@ -205,6 +209,8 @@ def _text(measured: Measured, row: dict[str, Any], options: argparse.Namespace) 
         parts += [f"{row['launches']:.0f} launches", f"kernels busy {row['busy_ms']:.3f} ms"]
     if row["peak_bytes"] is not None:
         parts.append(f"peak memory {row['peak_bytes'] / 1e9:.1f} GB")
+    if row["first_call_s"] is not None:
+        parts.append(f"compiled in {row['first_call_s']:.1f} s of {row['row_s']:.1f}")
     lines = [f"{row['name']}: {', '.join(parts)}"]
     lines += [f"  fallback: {one}" for one in measured.fallbacks]
     if options.timeline:

@@ -11,7 +11,8 @@ import numpy as np
 
 from configs.model import ModelConfig
 from minimax_jax.batch import Batch
-from minimax_jax.bench.steps import Measured, fallbacks_of
+from minimax_jax.bench.calls import fallbacks_of
+from minimax_jax.bench.steps import Measured
 from minimax_jax.bench.work import layer_bytes
 from minimax_jax.context import Context
 from minimax_jax.model import Model

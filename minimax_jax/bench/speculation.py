@@ -13,16 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from minimax_jax.bench.calls import num_calls, steady, timed
 from minimax_jax.bench.steps import (
     Measured,
     distinct_experts,
-    num_calls,
     on_a_rank,
     on_mesh,
     random_cache,
-    steady,
     tables,
-    timed,
 )
 from minimax_jax.bench.work import decode_bytes
 from minimax_jax.drafter import Drafter
@@ -73,7 +71,7 @@ def measure_speculation(
         last[:] = [held[1]]
         return held
 
-    seconds, timeline, fallbacks = timed(run, held, _DISPATCHES)
+    took = timed(run, held, _DISPATCHES)
     del held
     if not np.asarray(last[0].anchors.running).all():
         raise ValueError("a sequence ended while it was timed: some logits were NaN")
@@ -82,12 +80,13 @@ def measure_speculation(
     of_target = decode_bytes(model, layout, own, case.context, distinct)
     return Measured(
         name=f"speculate {batch} x {case.context}, {case.committed:g} tokens a step assumed",
-        seconds=seconds,
+        seconds=took.seconds,
         tokens=batch * case.committed,
         bytes=of_target + draft_bytes(model, drafter, layout, own, case.context),
         flops=0,
-        timeline=timeline,
-        fallbacks=fallbacks,
+        timeline=took.timeline,
+        fallbacks=took.fallbacks,
+        first_call=took.first_call,
     )
 
 

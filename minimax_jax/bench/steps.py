@@ -5,9 +5,6 @@ without waiting, so that the device never waits for the host unless it is the sl
 step hands to the next one stays where it lies on the mesh.
 """
 
-import time
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,20 +14,18 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from minimax_jax.batch import Batch
+from minimax_jax.bench.calls import num_calls, steady, timed
 from minimax_jax.bench.work import decode_bytes, prefill_flops
 from minimax_jax.cache import POOL_AXES, Cache
 from minimax_jax.model import Model
 from minimax_jax.sampling import SamplingParams, SamplingState
 from minimax_jax.steps import DecodeOptions, DecodeState, decode, prefill
 from pallas_kernels.benchmark import random_pool, random_tables
-from pallas_kernels.device_timeline import Timeline, profiled
+from pallas_kernels.device_timeline import Timeline
 from pallas_kernels.layouts.pool import LINE, PoolLayout
 from sharding.apply import named_sharding
 from sharding.axes import DATA
 from sharding.rules import SERVE
-
-REPEATS = 5  # measurements of which the median counts
-_PROFILED = 3  # runs that the timeline is made of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +49,12 @@ class Measured:
     flops: int
     timeline: Timeline
     fallbacks: tuple[str, ...]  # what dispatch says of ops that have no kernel here
+    first_call: float | None = None  # seconds: what compiling took, and one step
 
     @property
     def tokens_a_second(self) -> float:
         """Of all sequences together."""
         return self.tokens / self.seconds
-
-
-def fallbacks_of(caught: list[warnings.WarningMessage]) -> tuple[str, ...]:
-    """What was warned of while a program was traced, each once."""
-    return tuple(dict.fromkeys(str(one.message) for one in caught))
 
 
 def measure_decode(model: Model, layout: PoolLayout, case: Decode) -> Measured:
@@ -86,17 +77,18 @@ def measure_decode(model: Model, layout: PoolLayout, case: Decode) -> Measured:
 
     held = random_cache(layout, blocks), on_mesh(state, "batch", "vocab")
     program = steady(step, held, model, *on_mesh((table, sampling)))
-    seconds, timeline, fallbacks = timed(program, held, case.dispatches)
+    took = timed(program, held, case.dispatches)
     del held
     distinct = distinct_experts(model, layout, batch, 1)
     return Measured(
         name=f"decode {batch} x {case.context}",
-        seconds=seconds / case.steps,
+        seconds=took.seconds / case.steps,
         tokens=batch,
         bytes=decode_bytes(model, layout, on_a_rank(batch), case.context, distinct),
         flops=0,
-        timeline=timeline,
-        fallbacks=fallbacks,
+        timeline=took.timeline,
+        fallbacks=took.fallbacks,
+        first_call=took.first_call,
     )
 
 
@@ -125,21 +117,17 @@ def measure_prefill(model: Model, layout: PoolLayout, tokens: int, chunk: int) -
             held = program(held, batch, last)
         return held
 
-    seconds, timeline, fallbacks = timed(run, held, 1)
+    took = timed(run, held, 1)
     return Measured(
         name=f"prefill {tokens}",
-        seconds=seconds,
+        seconds=took.seconds,
         tokens=tokens,
         bytes=0,
         flops=prefill_flops(model.config, tokens) // mesh.size,
-        timeline=timeline,
-        fallbacks=fallbacks,
+        timeline=took.timeline,
+        fallbacks=took.fallbacks,
+        first_call=took.first_call,
     )
-
-
-def num_calls(dispatches: int) -> int:
-    """How often `timed` calls its step."""
-    return 1 + REPEATS * dispatches + _PROFILED
 
 
 def tables(batch: int, width: int) -> tuple[Int[Array, "B P"], int]:
@@ -182,31 +170,6 @@ def on_mesh(tree: Any, *axes: str | None) -> Any:
     return jax.tree.map(placed, tree)
 
 
-def steady(step: Callable[..., Any], held: Any, *kept: Any) -> Callable[..., Any]:
-    """`step(held, *kept, *arguments)`, which gives the next `held` and what it made, as a program
-    of (held, *arguments) that gives `held` alone and leaves it where it lay: left to the compiler
-    it may lie elsewhere, and the second call would be another program. It is called with the leaves
-    of `kept`: to take a model of 30 layers apart at each call takes Python 3 ms.
-    """
-    leaves, tree = jax.tree.flatten(held)  # a dataclass with shapes cannot be made of shardings
-    kept_leaves, kept_tree = jax.tree.flatten(kept)
-
-    def run(leaves: list[Array], kept: list[Array], *arguments: Any) -> tuple[list[Array], Any]:
-        held, made = step(
-            jax.tree.unflatten(tree, leaves), *jax.tree.unflatten(kept_tree, kept), *arguments
-        )
-        return jax.tree.leaves(held), made
-
-    lies = [leaf.sharding for leaf in leaves]
-    program = jax.jit(run, donate_argnums=0, out_shardings=(lies, None))
-
-    def call(held: Any, *arguments: Any) -> Any:
-        done, _ = program(jax.tree.leaves(held), kept_leaves, *arguments)
-        return jax.tree.unflatten(tree, done)
-
-    return call
-
-
 def distinct_experts(model: Model, layout: PoolLayout, batch: int, places: int) -> int:
     """How many experts so many tokens of each sequence meet at once, summed over layers: random
     tokens, each sequence in a block of random keys. Layer by layer, so that no second program of
@@ -221,27 +184,3 @@ def distinct_experts(model: Model, layout: PoolLayout, batch: int, places: int) 
     tokens = Batch(tokens=jnp.asarray(ids, jnp.int32), positions=positions, block_table=table)
     choices = model.walk(on_mesh(tokens, "batch", None), layout, random_cache(layout, blocks))
     return sum(len(np.unique(layer)) for layer in np.asarray(choices.choices))
-
-
-def timed(
-    step: Callable[[Any], Any], held: Any, dispatches: int
-) -> tuple[float, Timeline, tuple[str, ...]]:
-    """Median seconds of a call of `step`, the timeline of a few, and what was warned of."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        held = jax.block_until_ready(step(held))
-    fallbacks = fallbacks_of(caught)
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        for _ in range(dispatches):
-            held = step(held)
-        jax.block_until_ready(held)
-        times.append((time.perf_counter() - start) / dispatches)
-    kept = [held]
-
-    def once() -> Any:
-        kept[0] = step(kept[0])
-        return kept[0]
-
-    return float(np.median(times)), profiled(once, _PROFILED), fallbacks

@@ -1,5 +1,8 @@
 """Two GPUs of one host give one GPU's logits, with full-width layers and at a context beyond
 selection; skipped where there is one.
+
+Most of it is compiling, two programs a mesh, so several processes share out the meshes: four of
+them, `pytest -n 4 --dist worksteal -m gpu`, each with XLA_PYTHON_CLIENT_MEM_FRACTION=0.22.
 """
 
 from dataclasses import replace
@@ -13,7 +16,9 @@ import pytest
 from configs.parallel import ParallelConfig
 from configs.presets import m3_1_flash
 from minimax_jax.batch import Batch
+from minimax_jax.bench.calls import steady
 from minimax_jax.bench.command import shortened
+from minimax_jax.bench.steps import on_mesh
 from minimax_jax.cache import Cache, local_heads, pool_layout
 from minimax_jax.random_model import random_model
 from minimax_jax.steps import prefill
@@ -40,7 +45,9 @@ def _config():
 
 @cache
 def _logits(text: str) -> np.ndarray:
-    """After each chunk of a prompt, and after one token more: [step, sequence, token]."""
+    """After each chunk of a prompt, and after one token more: [step, sequence, token]. Two programs
+    are compiled, since what a step hands on stays where it lies.
+    """
     parallel = ParallelConfig.parse(text)
     mesh, rules, config = make_mesh(parallel), with_parallel(SERVE, parallel), _config()
     model = random_model(config, jnp.bfloat16, mesh=mesh, rules=rules)
@@ -50,19 +57,24 @@ def _logits(text: str) -> np.ndarray:
     table = np.random.default_rng(0).permutation(own * rows)[:, None] * n + np.arange(n)
     table = jnp.tile(jnp.asarray(table.reshape(own, width), jnp.int32), (parallel.dp, 1))
     layout = pool_layout(config, FORMATS, local_heads(config, mesh, n))
-    pages = Cache.empty(layout, own * width, mesh, n)
     shape = SEQUENCES, CHUNK * CHUNKS + 1
     ids = np.random.default_rng(1).integers(0, config.num_tokens, shape, np.int32)
-    logits, seen = jnp.zeros((SEQUENCES, config.vocab_size), jnp.float32), []
     steps = [(chunk * CHUNK, CHUNK) for chunk in range(CHUNKS)] + [(CHUNKS * CHUNK, 1)]
+
+    def step(held, model, batch, last):
+        return prefill(model, None, held[0], batch, last, held[1]), None
+
     with jax.set_mesh(mesh):
+        logits = jnp.zeros((SEQUENCES, config.vocab_size), jnp.float32)
+        held = Cache.empty(layout, own * width, mesh, n), on_mesh(logits, "batch", "vocab")
+        program, seen = steady(step, held, model), []
         for start, size in steps:
             places = jnp.broadcast_to(start + jnp.arange(size, dtype=jnp.int32), (SEQUENCES, size))
             tokens = jnp.asarray(ids[:, start : start + size])
             batch = Batch(tokens=tokens, positions=places, block_table=table)
             last = jnp.full(SEQUENCES, size - 1, jnp.int32)
-            pages, logits = prefill(model, None, pages, batch, last, logits)
-            seen.append(np.asarray(logits)[:, : config.num_tokens])
+            held = program(held, *on_mesh((batch, last), "batch"))
+            seen.append(np.asarray(held[1])[:, : config.num_tokens])
     return np.stack(seen)
 
 
