@@ -77,13 +77,20 @@ class Groups:
 def group(keys: Int[Array, "pairs"], pair: Pair, num_blocks: int, size: int) -> Groups:
     """Sorted keys of one tile in groups of `size`: as many as the worst distribution needs."""
     most = keys.shape[0] // size + min(num_blocks, keys.shape[0])
-    bounds = jnp.searchsorted(keys, jnp.arange(num_blocks + 1, dtype=jnp.int32) << pair.bits)
+    bounds = count_below(keys, jnp.arange(num_blocks + 1, dtype=jnp.int32) << pair.bits)
     counts = -(-jnp.diff(bounds) // size)  # groups of each block
     ends = jnp.cumsum(counts)
     number = jnp.arange(most)
-    block = jnp.minimum(jnp.searchsorted(ends, number, side="right"), num_blocks - 1)
+    block = jnp.minimum(count_below(ends, number + 1), num_blocks - 1)
     first = bounds[block] + (number - (ends - counts)[block]) * size
     at = first[:, None] + jnp.arange(size)
     used = (number < ends[-1])[:, None] & (at < bounds[block + 1][:, None])
     query, slot = pair.query_and_slot(keys[jnp.where(used, at, 0)])
     return Groups(block=block, query=jnp.where(used, query, 0), slot=slot, used=used)
+
+
+def count_below(numbers: Int[Array, "n"], bounds: Int[Array, "m"]) -> Int[Array, "m"]:
+    """How many numbers are less than each bound: n x m comparisons in one pass, where a search
+    would be a loop of launches.
+    """
+    return jnp.sum(numbers < bounds[:, None], axis=1, dtype=jnp.int32)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.sparse_attention.pairs import Pair, group
+from pallas_kernels.sparse_attention.pairs import Pair, count_below, group
 
 TOGETHER = 4  # pairs of a group
 GROUPS = 64  # of a piece: about 0.2 ms of a program, and 1,152 pieces for 4,096 tokens
@@ -66,7 +66,7 @@ def pieces_of(
         place = jnp.where(groups.used, place, ~place[:, :1])
         numbers = jnp.arange(num_blocks)
         own = jnp.where(groups.used[:, 0], groups.block, num_blocks)
-        starts, ends = (jnp.searchsorted(own, numbers, side=side) for side in ("left", "right"))
+        starts, ends = count_below(own, numbers), count_below(own, numbers + 1)
         block, first, taken, starts, counts = _cut(starts, ends - starts, own.shape[0])
         return Pieces(
             pair=pair, slots=ids.shape[1], block=block, first=first, groups=taken,
@@ -83,7 +83,7 @@ def _cut(starts: Int[Array, "P"], counts: Int[Array, "P"], groups: int) -> tuple
     pieces = -(-counts // GROUPS)
     ends = jnp.cumsum(pieces)
     number = jnp.arange(most)
-    block = jnp.minimum(jnp.searchsorted(ends, number, side="right"), num_blocks - 1)
+    block = jnp.minimum(count_below(ends, number + 1), num_blocks - 1)
     behind = (number - (ends - pieces)[block]) * GROUPS
     taken = jnp.where(number < ends[-1], jnp.clip(counts[block] - behind, 0, GROUPS), 0)
     found = block, starts[block] + behind, taken, ends - pieces, pieces

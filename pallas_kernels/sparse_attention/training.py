@@ -100,7 +100,7 @@ def _backward(scale: float, kept, cotangents):
     q, k, v, ids, pages, positions, out, lse = kept
     d_out, d_lse = (x.astype(jnp.float32) for x in cotangents)
     delta = jnp.sum(d_out * out.astype(jnp.float32), axis=-1) - d_lse
-    chunks = q, d_out.astype(q.dtype), lse * _LOG2E, delta, ids, pages, positions
+    chunks = q, d_out.astype(q.dtype), lse * -_LOG2E, delta, ids, pages, positions
 
     def step(sums, chunk):
         d_q, parts = _differentiate_chunk(chunk, k, v, scale)
@@ -117,7 +117,7 @@ def _attend_chunk(chunk, k, v, scale: float):
     """(out [T, N, H], lse [T, N])."""
     q, ids, pages, positions = chunk
     pieces = pieces_of(ids, pages, positions, *k.shape[:2])
-    out, lse = training_forward.attend(q, k, v, _last(pieces), pieces, scale)
+    out, lse = training_forward.attend(q, k, v, _last(pieces).astype(jnp.float32), pieces, scale)
     lse = jnp.where(pages[..., None] >= 0, lse, -jnp.inf)
     out, lse = slots.merge(out[None], lse[None])
     return out.reshape(q.shape), lse.reshape(q.shape[:-1])
@@ -129,13 +129,14 @@ def _differentiate_chunk(chunk, k, v, scale: float):
     pieces = pieces_of(ids, pages, positions, *k.shape[:2])
     heads = *ids.shape[:2], _HEADS
     rows = [pieces.of_rows(x.reshape(heads)) for x in (lse, delta)]
+    rows = [lax.bitcast_convert_type(x, jnp.int32) for x in rows]
     rows = jnp.stack([*rows, _last(pieces)], axis=2)  # [K, I, 3, rows]
     d_q, parts = training_backward.differentiate(q, d_out, k, v, rows, pieces, scale)
     d_q = jnp.where(pages[..., None, None] >= 0, d_q.astype(jnp.float32), 0.0)
-    d_q = jnp.sum(d_q, axis=2).reshape(q.shape).astype(q.dtype)
+    d_q = (jnp.sum(d_q, axis=2) * scale).reshape(q.shape).astype(q.dtype)
     return d_q, piece_sums.add(parts, pieces.starts, pieces.counts)
 
 
-def _last(pieces: Pieces) -> Float[Array, "K I rows"]:
+def _last(pieces: Pieces) -> Int[Array, "K I rows"]:
     """The last token of the block that each row of a group sees."""
-    return jnp.repeat(pieces.last.astype(jnp.float32), _HEADS, axis=-1)
+    return jnp.repeat(pieces.last, _HEADS, axis=-1)

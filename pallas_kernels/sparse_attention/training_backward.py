@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels import lanes
 from pallas_kernels.sparse_attention.pairs import Pair
@@ -35,7 +35,7 @@ _RING = 3
 _MULTIPLYING, _COPYING = 232, 40  # registers of a thread
 _LOG2E = 1.4426950408889634
 _WGMMA = plgpu.Layout.WGMMA
-_COLUMN = _WGMMA.reduce(0)
+_FRAGMENT = plgpu.ShapeDtypeStruct((_KEYS, _ROWS), jnp.bfloat16, layout=_WGMMA)
 _TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 _ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 
@@ -45,12 +45,13 @@ def differentiate(
     d_out: Float[Array, "T N H"],
     k: Float[Array, "P Z K H"],
     v: Float[Array, "P Z K H"],
-    rows: Float[Array, "K I 3 rows"],
+    rows: Int[Array, "K I 3 rows"],
     pieces: Pieces,
     scale: float,
 ) -> tuple[Float[Array, "T K C G H"], Float[Array, "K n 2 Z H"]]:
-    """dq of every slot, junk where there is no pair, and (dk / scale, dv) of every piece, junk in
-    those without groups. `rows` are lse (in powers of two), delta and `last` of a group's rows.
+    """dq / scale of every slot, junk where there is no pair, and (dk / scale, dv) of every piece,
+    junk in those without groups. `rows` are the bits of -lse (in powers of two) and delta, and `last`, of a
+    group's rows.
     """
     K, n = pieces.block.shape
     kernel = plgpu.kernel(
@@ -80,7 +81,7 @@ def _scratch() -> tuple:
     return (
         matrices(2, _TEAMS, _KEYS, WIDTH),  # k and v
         matrices(_RING, 2, _ROWS, WIDTH),  # q and dO
-        plgpu.SMEM((_RING, 3, _ROWS), jnp.float32),
+        plgpu.SMEM((_RING, 3, _ROWS), jnp.int32),
         plgpu.SMEM((GROUPS * TOGETHER,), jnp.int32),
         matrices(2, _TEAMS, _KEYS, _ROWS),  # ds^T
         matrices(_TEAMS, _ROWS, WIDTH // _TEAMS),  # dq
@@ -139,7 +140,7 @@ def _program(
             plgpu.barrier_arrive(ready)
             d_k, d_v, part = _products(p, d_s, tiles, shared, block.at[0], team, ready, sums)
             plgpu.barrier_arrive(read.at[slot])
-            _store(part * scale, result.at[team], d_q, places, i, head, team, pair)
+            _store(part, result.at[team], d_q, places, i, head, team, pair)
             return d_k, d_v
 
         zeros = plgpu.layout_cast(jnp.zeros((_KEYS, WIDTH), jnp.float32), _WGMMA)
@@ -181,15 +182,43 @@ def _weigh(block, tiles, rows, slot, team, scale: float):
 
     shape = (_KEYS, _ROWS)
     s, d_p = pl.run_scoped(products, _ACC(shape, jnp.float32), _ACC(shape, jnp.float32))
-    lse, delta, last = (
-        lax.broadcast_in_dim(plgpu.load(rows, (slot, i), layout=_COLUMN), shape, [1])
-        for i in range(3)
+    return _soften(scale)(s, d_p, rows, slot, team)
+
+
+def _soften(scale: float):
+    """p^T = exp2(s^T - lse), zeros for keys that a row does not see, and p^T (dp^T - delta)."""
+
+    @lanes.code(
+        _WGMMA, _WGMMA, lanes.REF, lanes.SCALAR, lanes.SCALAR, returns=[_FRAGMENT, _FRAGMENT]
     )
-    key = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=_WGMMA) + team * _KEYS
-    p = jnp.exp2(s * (scale * _LOG2E) - lse)
-    p = jnp.where(key.astype(jnp.float32) <= last, p, 0.0)
-    d_s = p * (d_p - delta)
-    return p.astype(jnp.bfloat16), d_s.astype(jnp.bfloat16)
+    def soften(_, s, d_p, rows, slot, team):
+        g, t = lanes.lane() >> 2, lanes.lane() & 3
+        first = (lanes.warp() << 4) + g + lanes.scalar(team) * _KEYS
+        keys = [first, first + 8]
+        at = lanes.scalar(slot) * (3 * _ROWS * 4) + (t << 3)
+        weights, changes = [], []
+        for n, (scores, products) in enumerate(
+            zip(lanes.tiles_of(s), lanes.tiles_of(d_p), strict=True)
+        ):
+            lse, delta, last = (
+                lanes.load_words(lanes.address(rows), at + (i * _ROWS * 4 + 32 * n), 2)
+                for i in range(3)
+            )
+            lse, delta = ([lanes.real_of_bits(x) for x in pair] for pair in (lse, delta))
+            p, d_s = [], []
+            for i, (score, product) in enumerate(zip(scores, products, strict=True)):
+                row, half = i % 2, i // 2
+                power = lanes.multiply_add(score, lanes.real(scale * _LOG2E), lse[row])
+                weight = lanes.select(
+                    last[row].below(keys[half]), lanes.real(0.0), lanes.exp2(power)
+                )
+                p.append(weight)
+                d_s.append(weight * (product - delta[row]))
+            weights.append([lanes.bf16_of_reals(*p[i : i + 2]) for i in (0, 2)])
+            changes.append([lanes.bf16_of_reals(*d_s[i : i + 2]) for i in (0, 2)])
+        return [lanes.bf16_accumulator(x) for x in (weights, changes)]
+
+    return soften
 
 
 def _products(p, d_s, tiles, shared, keys, team, ready, sums) -> tuple[Any, ...]:

@@ -90,17 +90,18 @@ def _differentiate(q, d_out, k, v, rows, work, scale):
     queries = q.shape[0]
     lse, delta, last = (rows[:, :, i] for i in range(3))
     lse, delta = (
-        _of_pieces(x.reshape(*x.shape[:2], -1, G), work)[0][..., None] for x in (lse, delta)
+        _of_pieces(x.view(jnp.float32).reshape(*x.shape[:2], -1, G), work)[0][..., None]
+        for x in (lse, delta)
     )
     q, d_out = (_operands(x, work) for x in (q, d_out))
     k, v = (_keys(x, work) for x in (k, v))
     s = _product("kngrhd,knzd->kngrhz", q, k) * scale
-    p = jnp.where(_seen(last, work), jnp.exp(s - lse / np.log2(np.e)), 0.0)
+    p = jnp.where(_seen(last, work), jnp.exp(s + lse / np.log2(np.e)), 0.0)
     d_s = p * (_product("kngrhd,knzd->kngrhz", d_out, v) - delta)
     d_k, d_v = (_product("kngrhz,kngrhd->knzd", *x) for x in ((d_s, q), (p, d_out)))
     exists = work.groups[..., None, None, None] > 0
     parts = jnp.where(exists, jnp.stack([d_k, d_v], axis=2), jnp.nan)
-    d_q = _product("kngrhz,knzd->kngrhd", d_s, k) * scale
+    d_q = _product("kngrhz,knzd->kngrhd", d_s, k)
     return _spread(d_q, work, queries), parts
 
 
