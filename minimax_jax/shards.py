@@ -111,6 +111,14 @@ def own_rows(table: Float[Array, "V D"], tokens: Int[Array, "B T"]) -> Float[Arr
     return total(rows, [MODEL])
 
 
+def whole_rows(logits: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """Logits of which each rank has some ids', whole on every rank: what follows, a sampled token
+    above all, is then the rank's own business. Left split, every maximum and sum of it travels, and
+    a conditional around one is decided by the host.
+    """
+    return constrain(logits, "batch", None)
+
+
 @jax.named_scope("summed")
 def summed(parts: Sequence[Float[Array, "ranks *rows D"]], rules: Rules) -> Float[Array, "*rows D"]:
     """The sum of partial sums; of its own tokens alone on each rank where tokens are split."""

@@ -29,6 +29,7 @@ from minimax_jax.sampling import (
     sample,
     token_logprobs,
 )
+from minimax_jax.shards import whole_rows
 from minimax_jax.speculative.drafting import inject
 from pallas_kernels.layouts.pool import PoolLayout
 
@@ -130,9 +131,10 @@ def next_token(
     allowed: UInt32[Array, "B words"] | None = None,
 ) -> tuple[Int[Array, "B"], Bool[Array, "B"], Generated]:
     """Each sequence's next token, whether the sequence goes on after it, and what to report."""
-    raw = masked(state.logits, allowed)
+    whole = whole_rows(state.logits)
+    raw = masked(whole, allowed)
     logits = processed(raw, sampling, state.positions, state.history)
-    broken = state.running & is_undecided(state.logits, logits)
+    broken = state.running & is_undecided(whole, logits)
     running = state.running & ~broken & (state.positions < state.limits)
     tokens = sample(logits, sampling, state.positions)
     logprobs = token_logprobs(raw, tokens, top_logprobs)

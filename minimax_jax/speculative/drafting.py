@@ -17,6 +17,7 @@ from minimax_jax.cache import Cache
 from minimax_jax.drafter import Drafter
 from minimax_jax.model import Model
 from minimax_jax.sampling import DRAFT, SamplingState, sample
+from minimax_jax.shards import whole_rows
 
 DraftMethod = Literal["probabilistic", "greedy"]
 
@@ -96,7 +97,8 @@ def chain(model, drafter: Drafter, hidden_BTD, anchors, positions, sampling):
         embedded.append(drafter.markov.embedded(previous))
         corrected = base_BTV[:, k] + drafter.markov(embedded[-1])
         logits.append(_rounded(corrected, model.dtype))
-        previous = sample(logits[-1], sampling, positions, DRAFT + k).astype(anchors.dtype)
+        drawn = sample(whole_rows(logits[-1]), sampling, positions, DRAFT + k)
+        previous = drawn.astype(anchors.dtype)
         tokens.append(previous)
     return tuple(jnp.stack(rows, axis=1) for rows in (tokens, logits, embedded))
 

@@ -25,6 +25,7 @@ from minimax_jax.sampling import (
     processed,
     token_logprobs,
 )
+from minimax_jax.shards import whole_rows
 from minimax_jax.speculation import (
     Chances,
     Uniforms,
@@ -61,7 +62,7 @@ class Judge:
         """What is kept of each sequence's first `widths` drafts and what follows, and where a row
         that decided that had no best token.
         """
-        B, T, V = self.proposal.logits.shape
+        B, T, _ = self.proposal.logits.shape
         p_M, undecided_M = self._by_rows(self._of_target, len(self.raw))
         q = self._by_rows(self._of_draft, B * T).reshape(B, T)
         p = p_M[self.rows.first[:, None] + jnp.arange(T)]
@@ -71,7 +72,7 @@ class Judge:
         refused = jnp.arange(B) * T + jnp.minimum(accepted, T - 1)
         token = token_after(
             distribution(self._processed(last), self.sampling),
-            distribution(self.proposal.logits.reshape(B * T, V)[refused], self.drawn),
+            distribution(self._of_drafts(refused), self.drawn),
             accepted < widths,
             jnp.take_along_axis(uniforms.token, accepted[:, None], axis=1)[:, 0],
         )
@@ -88,7 +89,8 @@ class Judge:
         heat_M = jnp.where(temperature == 0, 1.0, temperature)[self.rows.sequences, None]
 
         def of_rows(at: Rows) -> TokenLogprobs:
-            raw = self.raw[at] / heat_M[at] if at_temperature else self.raw[at]
+            raw = whole_rows(self.raw[at])
+            raw = raw / heat_M[at] if at_temperature else raw
             return token_logprobs(raw, tokens[at], top)
 
         return self._by_rows(of_rows, len(tokens))
@@ -100,14 +102,19 @@ class Judge:
         drafts = self.proposal.tokens[sequences, after]
         logits = self._processed(at)
         p = distribution(logits, self.sampling.at(sequences))
-        return _at(p, drafts), is_undecided(self.raw[at], logits)
+        return _at(p, drafts), is_undecided(whole_rows(self.raw[at]), logits)
 
     def _of_draft(self, at: Rows) -> Float[Array, "rows"]:
         """q of each draft, the drafts of all sequences in one list."""
-        B, T, V = self.proposal.logits.shape
+        B, T, _ = self.proposal.logits.shape
         drawn = self.drawn.at(jnp.repeat(jnp.arange(B), T)[at])
-        q = distribution(self.proposal.logits.reshape(B * T, V)[at], drawn)
+        q = distribution(self._of_drafts(at), drawn)
         return _at(q, self.proposal.tokens.reshape(B * T)[at])
+
+    def _of_drafts(self, at: Rows) -> Float[Array, "rows V"]:
+        """The logits that drafts were drawn from."""
+        B, T, V = self.proposal.logits.shape
+        return whole_rows(self.proposal.logits.reshape(B * T, V)[at])
 
     def _processed(self, at: Rows) -> Float[Array, "rows V"]:
         """The rows' logits, as those of the token after their drafts."""
@@ -117,7 +124,7 @@ class Judge:
             before = jnp.arange(drafts.shape[1]) < offsets[:, None]
             history = self.history.at(sequences).then(jnp.where(before, drafts, -1))
         positions = self.anchors[sequences] + offsets + 1
-        return processed(self.raw[at], self.sampling.at(sequences), positions, history)
+        return processed(whole_rows(self.raw[at]), self.sampling.at(sequences), positions, history)
 
     def _spoiled(self, undecided_M: Bool[Array, "M"], verdict: Verdict) -> Bool[Array, "B"]:
         sequences, offsets = self.rows.sequences, self.rows.offsets
