@@ -50,8 +50,8 @@ def differentiate(
     scale: float,
 ) -> tuple[Float[Array, "T K C G H"], Float[Array, "K n 2 Z H"]]:
     """dq / scale of every slot, junk where there is no pair, and (dk / scale, dv) of every piece,
-    junk in those without groups. `rows` are the bits of -lse (in powers of two) and delta, and `last`, of a
-    group's rows.
+    junk in those without groups. `rows` are the bits of -lse (in powers of two) and delta, and
+    `last`, of a group's rows.
     """
     K, n = pieces.block.shape
     kernel = plgpu.kernel(
