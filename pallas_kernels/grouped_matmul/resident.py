@@ -59,7 +59,10 @@ def kernel(launch: Launch, dtype: Any, sorted_rows: bool) -> Any:
             plgpu.Barrier(num_arrivals=1 if sorted_rows else _TEAMS),
             plgpu.Barrier(num_arrivals=_TEAMS),
         ],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+            unsafe_no_auto_barriers=True,  # those that are needed stand in the code
+        ),
     )
 
 
@@ -82,7 +85,7 @@ def _program(
         return group, experts[group], (u - group * units.count) * units.stride
 
     def fetch(n, s, expert, page):
-        """Starts the copies of step s of a unit, the n-th step of this team."""
+        """Starts the copies of step s of a unit, the n-th step of this team, in one warp."""
         slot = team * ring + lax.rem(n, ring)
         for half, (weights, at) in enumerate(
             ((first_pages, page), (second_pages, page + units.apart))
@@ -116,6 +119,7 @@ def _program(
         _, next_expert, next_page = unit(i + 1)
         count, place = counts[group], firsts[group] * EIGHT
         first_scale, second_scale = first_scales[expert], second_scales[expert]
+        turns = (next_expert, expert), (next_page, page)
         lax.fori_loop(before, group, next_rows, None)
 
         def products(sums):
@@ -131,16 +135,10 @@ def _program(
                 _sync_team()  # every warp has read the step: the next one may take its place
                 ahead = s + ring
                 is_next = ahead >= steps
-
-                @pl.when((i + 1 < own) | jnp.logical_not(is_next))
-                def _():
-                    fetch(
-                        n,
-                        jnp.where(is_next, ahead - steps, ahead),
-                        jnp.where(is_next, next_expert, expert),
-                        jnp.where(is_next, next_page, page),
-                    )
-
+                next_step = jnp.where(is_next, ahead - steps, ahead)
+                pages_at = (jnp.where(is_next, *pair) for pair in turns)
+                refill = functools.partial(fetch, n, next_step, *pages_at)
+                lanes.in_one_warp(team, jnp.logical_not(is_next) | (i + 1 < own), refill)
                 plgpu.wgmma_wait(0)
                 return carry
 
@@ -159,11 +157,7 @@ def _program(
             fetch_rows(first_group)  # before the pages, or they would wait behind all of these
         expert, page = unit(0)[1:]
         for n in range(ring):
-
-            @pl.when(own > 0)
-            def _(n=n):
-                fetch(n, n, expert, page)
-
+            lanes.in_one_warp(team, own > 0, functools.partial(fetch, n, n, expert, page))
         if not sorted_rows:
             fetch_rows(first_group)
         plgpu.barrier_wait(rows_there)
