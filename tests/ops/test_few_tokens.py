@@ -134,6 +134,8 @@ def _emulated(monkeypatch, make_plan, x, ids, operands):
 def test_lanes_multiply_tokens_by_their_experts_and_by_the_shared_one(monkeypatch, tokens):
     for module in (few_plan, few_tokens):
         monkeypatch.setattr(module, "TEAMS", TEAMS)
+    for module in (few_plan, few_tokens, shared_units):
+        monkeypatch.setattr(module, "jnp", np)  # scalars are not traced here
     monkeypatch.setattr(few_tokens, "MULTIPROCESSORS", CTAS)
     monkeypatch.setattr(few_tokens, "_load", _loads_alone(few_tokens._load))
     rng, activation = np.random.default_rng(tokens), Activation()
