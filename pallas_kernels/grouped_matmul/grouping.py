@@ -50,9 +50,11 @@ def group_widths(num_pairs: int, num_experts: int) -> tuple[int, ...]:
     return tuple(sorted(set(widths))) if widths[-1] >= _COMPUTE_BOUND else (widths[-1],)
 
 
-def make(experts: Int[Array, "T X"], num_experts: int) -> Grouping:
-    """Groups of the pairs; ids outside of 0 .. E - 1 are nowhere."""
-    widths = group_widths(experts.size, num_experts)
+def make(
+    experts: Int[Array, "T X"], num_experts: int, widths: tuple[int, ...] | None = None
+) -> Grouping:
+    """Groups of the pairs, by default of `group_widths`; ids outside of 0 .. E - 1 are nowhere."""
+    widths = widths or group_widths(experts.size, num_experts)
     T, X = experts.shape
     M, E = T * X, num_experts
     places = _round_up(M + (EIGHT - 1) * min(E, M), EIGHT)

@@ -1,8 +1,9 @@
 """The ops of this package by the kernels of `products`: routed experts as a whole, and one matrix
 an expert.
 
-Tokens are taken some thousands at a time, so that byte offsets fit in 32 bits. Gradients are the
-reference's: the experts are frozen, so only rows and mixing weights have any.
+Tokens are taken some thousands at a time, so that byte offsets fit in 32 bits. The experts are
+frozen, so only rows and mixing weights have gradients: those of the mixture by its products one by
+one, a product's by `transposed`.
 """
 
 from functools import partial
@@ -14,7 +15,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import refuse_device
-from pallas_kernels.grouped_matmul import by_parts, few_mixture, grouping, products, reference
+from pallas_kernels.grouped_matmul import (
+    by_parts,
+    few_mixture,
+    grouping,
+    products,
+    reference,
+    transposed,
+)
 from pallas_kernels.grouped_matmul.activation import Activation
 from pallas_kernels.grouped_matmul.by_parts import Matrices
 from pallas_kernels.grouped_matmul.combined import combined
@@ -42,9 +50,6 @@ def refuse_matmul(x, weights, group_sizes, *, out_dtype) -> str | None:
     """A sentence for what these kernels do not do."""
     if out_dtype not in (jnp.float32, *_HALVES):
         return f"results are {jnp.dtype(out_dtype)}, neither float32 nor of 16 bits"
-    outputs = len(x) * weights.shape[1] * jnp.dtype(out_dtype).itemsize
-    if outputs > _LARGEST_OUTPUT:
-        return f"{outputs} bytes of results, more than {_LARGEST_OUTPUT}"
     return _refuse(x, len(x), [weights])
 
 
@@ -117,8 +122,13 @@ def _forward(run, activation, *operands):
 def _backward(_, activation, operands, gradient):
     x, matrices, shared, experts, weights = operands
 
+    def linear(name, rows, sizes):
+        return grouped_matmul(rows, getattr(matrices, name), sizes, out_dtype=rows.dtype)
+
     def meaning(x, weights):
-        return by_parts.mixture(x, matrices, experts, weights, activation, shared)
+        E = matrices.gate.shape[0]
+        y = by_parts.mixture_by(linear, x, E, experts, weights, activation)
+        return y if shared is None else y + by_parts.of_shared(x, shared, activation)
 
     of_x, of_weights = jax.vjp(meaning, x, weights)[1](gradient)
     return of_x, None, None, None, of_weights
@@ -151,17 +161,29 @@ def grouped_matmul(
     out_dtype: DTypeLike,
 ) -> Float[Array, "M F"]:
     """See the package."""
-    return _matmul(jnp.dtype(out_dtype), x, weights, group_sizes)
+    out_dtype = jnp.dtype(out_dtype)
+    _, F, D = weights.shape
+    together = max(1, _LARGEST_OUTPUT // max(F * out_dtype.itemsize, D * x.dtype.itemsize))
+    ends = jnp.cumsum(group_sizes)
+    parts = []
+    for i in range(0, len(x), together):
+        rows = x[i : i + together]
+        inside = jnp.clip(ends - i, 0, len(rows))
+        parts.append(_matmul(out_dtype, rows, weights, jnp.diff(inside, prepend=0)))
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _matmul(out_dtype, x, weights, group_sizes):
-    M, E = len(x), len(group_sizes)
-    ends = jnp.cumsum(group_sizes)
-    expert = jnp.sum(ends[None] <= jnp.arange(M)[:, None], axis=1)
-    groups = grouping.make(expert[:, None], E)
+    groups = _sorted_groups(len(x), group_sizes)
     y = products.outputs(matching_rows(x, groups.token), weights, groups, out_dtype)
     return y[jnp.minimum(groups.place, len(y) - 1)]
+
+
+def _sorted_groups(num_rows: int, sizes: Int[Array, "E"], widths=None) -> Grouping:
+    ends = jnp.cumsum(sizes)
+    expert = jnp.sum(ends[None] <= jnp.arange(num_rows)[:, None], axis=1)
+    return grouping.make(expert[:, None], len(sizes), widths)
 
 
 def _forward_matmul(out_dtype, x, weights, group_sizes):
@@ -170,7 +192,17 @@ def _forward_matmul(out_dtype, x, weights, group_sizes):
 
 def _backward_matmul(out_dtype, kept, gradient):
     x, weights, group_sizes = kept
-    return reference.gradient_of_rows(gradient, weights, group_sizes, x.dtype), None, None
+    run = _gradient_of_rows if x.dtype == jnp.bfloat16 else reference.gradient_of_rows
+    return run(gradient, weights, group_sizes, x.dtype), None, None
+
+
+def _gradient_of_rows(gradient, weights, group_sizes, dtype) -> Float[Array, "M D"]:
+    """As the reference's: each row, rounded, times its own matrix; 0 beyond the last group."""
+    groups = _sorted_groups(len(gradient), group_sizes, (transposed.GROUP_ROWS,))
+    rows = gradient.astype(dtype)[jnp.maximum(groups.token, 0)]
+    y = transposed.product(rows, weights, groups)
+    there = groups.place < len(y)
+    return jnp.where(there[:, None], y[jnp.minimum(groups.place, len(y) - 1)], 0)
 
 
 _matmul.defvjp(_forward_matmul, _backward_matmul)
