@@ -17,7 +17,7 @@ from pallas_kernels.grouped_matmul.few_plan import FewTokens
 from pallas_kernels.grouped_matmul.grouping import EIGHT
 from pallas_kernels.grouped_matmul.launch import MULTIPROCESSORS, Launch
 from pallas_kernels.grouped_matmul.matching_rows import SLAB
-from pallas_kernels.grouped_matmul.products import scale_bits
+from pallas_kernels.grouped_matmul.products import outer_bits
 from pallas_kernels.layouts.mxfp8 import MXFP8Tensor
 from pallas_kernels.layouts.nvfp4_pages import ROWS, NVFP4Pages
 from pallas_kernels.scaled_matmul.plan import Plan
@@ -61,8 +61,8 @@ def mixture(
     assert isinstance(gate, NVFP4Pages) and isinstance(up, NVFP4Pages)
     assert isinstance(down, NVFP4Pages)
     ids = experts.astype(jnp.int32).reshape(experts.size)
-    first = _plan(experts, gate, 2, shared and [shared.gate, shared.up], activation, x.dtype)
-    second = _plan(experts, down, 1, shared and [shared.down], activation, x.dtype)
+    first = _plan(experts, [gate, up], shared and [shared.gate, shared.up], activation, x.dtype)
+    second = _plan(experts, [down], shared and [shared.down], activation, x.dtype)
     operands = _operands([gate, up], shared and [shared.gate, shared.up])
     hidden, place = few_tokens.kernel(first, x.dtype)(x, ids, *operands)
     operands = _operands([down, down], shared and [shared.down, shared.down])
@@ -73,14 +73,14 @@ def mixture(
 
 def _operands(pages: Any, shared: Any) -> list[Array]:
     of_shared = [leaf for one in shared or [] for leaf in (one.codes, one.exponents)]
-    return [*(one.pages for one in pages), *map(scale_bits, pages), *of_shared]
+    return [*(one.pages for one in pages), *map(outer_bits, pages), *of_shared]
 
 
 def _plan(
-    experts: Array, weights: Any, matrices: int, shared: Any, activation: Activation, dtype
+    experts: Array, weights: list[NVFP4Pages], shared: Any, activation: Activation, dtype
 ) -> FewTokens:
-    """Of gate and up (2 matrices), or of down."""
-    E, features, columns = weights.shape
+    """Of gate and up, or of down."""
+    (E, features, columns), matrices = weights[0].shape, len(weights)
     (T, X), part = experts.shape, None
     places = EIGHT * (min(T * X, E) + 1)
     if shared:
@@ -89,13 +89,19 @@ def _plan(
     if matrices == 2:
         hidden = jax.ShapeDtypeStruct((features // SLAB, places, SLAB), dtype)
         out = hidden, jax.ShapeDtypeStruct((T * X,), jnp.int32)
+        shape = hidden.shape, dtype, activation
+        divide = weights[0].divides, weights[1].divides
         stores = [
-            page_lanes.store_activations(hidden.shape, dtype, activation, rounded)
-            for rounded in (False, True)
+            page_lanes.store_activations(*shape, divide=divide),
+            page_lanes.store_activations(*shape, rounded=True),
         ]
     else:
         out = jax.ShapeDtypeStruct((places, features), dtype)
-        stores = [page_lanes.store_outputs(out.shape, dtype)] * 2
+        shape = out.shape, dtype
+        stores = [
+            page_lanes.store_outputs(*shape, weights[0].divides),
+            page_lanes.store_outputs(*shape),
+        ]
     launch = Launch(
         widths=(EIGHT,),
         columns=columns,

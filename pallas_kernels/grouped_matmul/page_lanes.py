@@ -86,18 +86,23 @@ def scale_pairs(scales: Word, dtype: Any) -> list[Word]:
 
 
 def store_activations(
-    shape: tuple[int, ...], dtype: Any, activation: Activation, rounded: bool = False
+    shape: tuple[int, ...],
+    dtype: Any,
+    activation: Activation,
+    rounded: bool = False,
+    divide: tuple[bool, bool] = (False, False),
 ) -> Any:
     """Stores the activations of one page of features, gate in the first rows of the sums and up in
     the second, as `matching_rows` has them: out [slabs, S, 64]. Column n of the sums is the row at
-    place `first` + n, if `start` <= n < `end`. Gate and up are first rounded as well, if `rounded`.
+    place `first` + n, if `start` <= n < `end`. Gate and up are first rounded as well, if `rounded`;
+    `divide` says of which of them the outer scale divides.
     """
     _, places, _ = shape
 
     @lanes.code(_WGMMA, REF, *[SCALAR] * 6)
     def store(_, sums, out, page, first, start, end, gate_scale, up_scale):
         page, first = lanes.scalar(page), lanes.scalar(first)
-        scales = [_factor(x) for x in (gate_scale, up_scale)]
+        scales = [_factor(*one) for one in zip((gate_scale, up_scale), divide, strict=True)]
         g, w = lanes.lane() >> 2, lanes.warp()
         slab = ((page >> 2) << 1) + (w >> 1)  # row 8 w + g is element e = g % 2 of pair 4 w + g / 2
         word = ((((w & 1) << 2) + (g >> 1)) << 2) + (page & 3)
@@ -112,7 +117,7 @@ def store_activations(
     return store
 
 
-def store_outputs(shape: tuple[int, ...], dtype: Any) -> Any:
+def store_outputs(shape: tuple[int, ...], dtype: Any, divides: bool = False) -> Any:
     """Stores the sums of two pages of outputs: out [S, D]; columns as in `store_activations`."""
     _, width = shape
     size = jnp.dtype(dtype).itemsize
@@ -122,7 +127,7 @@ def store_outputs(shape: tuple[int, ...], dtype: Any) -> Any:
         column = (lanes.scalar(page) << 5) + (lanes.warp() << 3) + ((lanes.lane() >> 2) & 6)
         to = lanes.address(out, (lanes.scalar(first) * width + column) * size)
         to = to, lanes.at(to, lanes.scalar(apart) * (32 * size))
-        scale = _factor(scale)
+        scale = _factor(scale, divides)
         for i, tile in enumerate(lanes.tiles_of(sums)):
             for half in (0, 1):
                 values = [x * scale for x in tile[2 * half : 2 * half + 2]]
@@ -132,9 +137,10 @@ def store_outputs(shape: tuple[int, ...], dtype: Any) -> Any:
     return store
 
 
-def _factor(scale: Any) -> Real:
+def _factor(scale: Any, divides: bool) -> Real:
     """What sums of decoded values are multiplied with, of the bits of an outer scale."""
-    return lanes.real_of_bits(lanes.scalar(scale)) * lanes.real(DECODED)
+    outer = lanes.real_of_bits(lanes.scalar(scale))
+    return (lanes.real(1.0) / outer if divides else outer) * lanes.real(DECODED)
 
 
 def _activated(gate: Real, up: Real, activation: Activation) -> Real:

@@ -35,7 +35,8 @@ def activations(
     `matching_rows` does it.
     """
     out = jax.ShapeDtypeStruct((gate.shape[1] // SLAB, len(groups.token), SLAB), x.dtype)
-    store = store_activations(out.shape, x.dtype, activation)
+    divide = gate.divides, up.divides
+    store = store_activations(out.shape, x.dtype, activation, divide=divide)
     return _run(2, store, out, x, (gate, up), groups, sorted_rows=False)
 
 
@@ -47,7 +48,7 @@ def outputs(
 ) -> Float[Array, "S D"]:
     """x W^T, rounded to `out_dtype`, by default x's."""
     out = jax.ShapeDtypeStruct((x.shape[1], down.shape[1]), out_dtype or x.dtype)
-    store = store_outputs(out.shape, out.dtype)
+    store = store_outputs(out.shape, out.dtype, down.divides)
     return _run(1, store, out, x, (down, down), groups)
 
 
@@ -61,7 +62,7 @@ def _run(matrices: int, store, out, x, weights, groups: Grouping, sorted_rows: b
         store=store,
         out=out,
     )
-    scales = [scale_bits(one) for one in weights]
+    scales = [outer_bits(one) for one in weights]
     operands = *(one.pages for one in weights), *scales, *groups.operands
     if launch.rows == EIGHT and columns <= _RESIDENT_COLUMNS:
         return resident.kernel(launch, x.dtype, sorted_rows)(x, groups.token, *operands)
@@ -70,6 +71,11 @@ def _run(matrices: int, store, out, x, weights, groups: Grouping, sorted_rows: b
     return streamed.kernel(launch, x.dtype)(x, *operands)
 
 
+def outer_bits(weights: NVFP4Pages) -> Int[Array, "E"]:
+    """The outer scales as bits, as they are stored: no work for XLA, also where they divide."""
+    return lax.bitcast_convert_type(weights.outer, jnp.int32)
+
+
 def scale_bits(weights: NVFP4Pages) -> Int[Array, "E"]:
-    """The outer scales as bits, which is no work for XLA."""
+    """The same as factors."""
     return lax.bitcast_convert_type(weights.multiplier, jnp.int32)

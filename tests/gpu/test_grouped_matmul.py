@@ -24,12 +24,15 @@ _to_pages = jax.jit(to_pages)
 
 
 def _pages(rows, columns, seed, scales=USUAL, outer=0.02, codes=(0, 256)):
+    """Of an odd seed, the outer scales divide."""
     rng = np.random.default_rng(seed)
     bytes_ = rng.integers(scales[0], scales[1], (E, rows, columns // 16), dtype=np.uint8)
+    factors = (outer * rng.uniform(0.5, 2, E)).astype(np.float32)
     tensor = NVFP4Tensor(
         jnp.asarray(rng.integers(codes[0], codes[1], (E, rows, columns // 2), dtype=np.uint8)),
         jnp.asarray(bytes_.view(ml_dtypes.float8_e4m3fn)),
-        jnp.asarray(outer * rng.uniform(0.5, 2, E), jnp.float32),
+        jnp.asarray(1 / factors if seed % 2 else factors),
+        divides=bool(seed % 2),
     )
     return _to_pages(tensor)
 

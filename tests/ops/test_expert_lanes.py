@@ -132,10 +132,10 @@ def test_activations_are_stored_as_rows_of_the_next_product(monkeypatch, dtype):
     out = Ref(np.full((4, 20, 64), 99, dtype))
 
     def kernel(out):
-        store = page_lanes.store_activations(out.shape, dtype, constants)
+        store = page_lanes.store_activations(out.shape, dtype, constants, divide=(False, True))
         kept = first - start, start, start + count
         decoded = _tiles(sums / page_lanes.DECODED)
-        store(decoded, out, page, *kept, *map(_bits, scales))
+        store(decoded, out, page, *kept, *map(_bits, (scales[0], 1 / scales[1])))
 
     launch(monkeypatch, (page_lanes, nvfp4_lanes), 1, kernel, out)
     rows = np.arange(32) // 8 * 16 + np.arange(32) % 8  # of gate; those of up are 8 further

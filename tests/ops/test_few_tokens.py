@@ -145,8 +145,8 @@ def test_lanes_multiply_tokens_by_their_experts_and_by_the_shared_one(monkeypatc
     routed, shared = _weights()
     gate_up, down = [shared.gate, shared.up], [shared.down, shared.down]
     plans = [
-        partial(few_mixture._plan, experts, of, matrices, own, activation, jnp.bfloat16)
-        for of, matrices, own in ((routed.gate, 2, gate_up), (routed.down, 1, down[:1]))
+        partial(few_mixture._plan, experts, of, own, activation, jnp.bfloat16)
+        for of, own in (([routed.gate, routed.up], gate_up), ([routed.down], down[:1]))
     ]
     operands = few_mixture._operands([routed.gate, routed.up], gate_up)
     hidden, place = _emulated(monkeypatch, plans[0], x, ids, operands)
