@@ -6,10 +6,10 @@ besides: a copy's shape, an operand's type, that nobody waits for a barrier more
 late, which a parity cannot tell from too early.
 """
 
-import contextlib
 import itertools
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -243,20 +243,11 @@ def launch(
 
 
 def _run_program(kernel, index, teams, refs):
-    failures = []
-
     def run(team):
         _own.index = {**index, "team": team}
-        try:
-            with np.errstate(invalid="ignore", over="ignore"):
-                kernel(*refs)
-        except BaseException as failure:
-            failures.append(failure)
+        with np.errstate(invalid="ignore", over="ignore"):
+            kernel(*refs)
 
-    threads = [threading.Thread(target=run, args=(team,)) for team in range(teams)]
-    with contextlib.ExitStack() as joined:
-        for one in threads:
-            one.start()
-            joined.callback(one.join)
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(teams) as threads:
+        for one in [threads.submit(run, team) for team in range(teams)]:
+            one.result()
