@@ -32,7 +32,7 @@ from minimax_jax.split_pages import (
     own_part,
     own_slots,
 )
-from pallas_kernels.kv_insert import KeyTransform, Rows, kv_insert, norm_rope
+from pallas_kernels.kv_insert import KeyTransform, Query, Rows, norm_rope, with_queries
 from pallas_kernels.layouts.pages import Blocks, Source
 from pallas_kernels.layouts.pool import through_cache, through_record
 from pallas_kernels.sparse_attention import dense_attention, sparse_attention
@@ -84,7 +84,7 @@ class Attention(nnx.Module):
         choice = None if self.indexer is None else self.indexer.config
         if pool is None:
             keys = _packed_keys(raw, norms, context, line)
-            out, _ = _attended(raw, keys, norms, context, choice)
+            out, _ = _attended(_turned(raw, norms, context), keys, context, choice)
         else:
             through_pages = local(
                 partial(_through_pages, choice=choice),
@@ -159,7 +159,8 @@ class Indexer(nnx.Module):
     ) -> Int[Array, "B T K C"]:
         """The blocks that each query attends to."""
         q, norm = self.queries(x, adapter), self.q_norm
-        q = _queries(q, norm.weight.get_value(), norm.eps, context, context.layout.formats.index)
+        q = norm_rope(q, norm.weight.get_value(), context.cos, context.sin, norm.eps)
+        q = _rounded(q, context, context.layout.formats.index)
         return chosen_blocks(q, index_k, context.batch, self.config)
 
 
@@ -186,10 +187,13 @@ def _through_pages(
         k_norm=norms.k, index_norm=norms.index_k, cos=cos, sin=sin, eps=norms.eps
     )
     slots = own_slots(context.batch.slots(layout.block_size), n)
-    pages = kv_insert(pool.reshape(pool.shape[1:]), layout, line, rows, slots, transform)
+    queries = [Query(flat(one.heads), one.weight) for one in raw.queries(norms)]
+    pages = pool.reshape(pool.shape[1:])
+    pages, turned = with_queries(pages, layout, line, rows, slots, transform, queries)
+    queries = [x.reshape(*raw.q.shape[:2], *x.shape[1:]) for x in turned]
     k, v, index_k = layer_pages(pages, layout, line, sparse=choice is not None)
     keys, pool = Keys(k=k, v=v, index_k=index_k), pages[None]
-    out = merged(*_attended(raw, keys, norms, context, choice, n), n)
+    out = merged(*_attended(queries, keys, context, choice, n), n)
     return out, after_read(pool, out, line) if context.alternates else pool
 
 
@@ -217,32 +221,37 @@ def _packed_keys(raw: Projections, norms: Norms, context: Context, line: Array |
     return Keys(k=k, v=v, index_k=index_k)
 
 
+def _turned(raw: Projections, norms: Norms, context: Context) -> list[Float[Array, "B T _ _"]]:
+    """Queries as they meet keys, normed and rotated."""
+    angles = context.cos, context.sin, norms.eps
+    return [norm_rope(*query, *angles) for query in raw.queries(norms)]
+
+
 def _attended(
-    raw: Projections,
+    queries: list[Float[Array, "B T _ _"]],
     keys: Keys,
-    norms: Norms,
     context: Context,
     choice: IndexerConfig | None,
     n: int = 1,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """What the heads take from the keys that are here, of the chosen blocks or of all, and its
-    log-sum-exp. With n > 1 other ranks have the other keys.
+    log-sum-exp. With n > 1 other ranks have the other keys. The queries are those of the heads, and
+    with a choice those of the index.
     """
     formats = context.layout.formats
-    q = _queries(raw.q, norms.q, norms.eps, context, formats.kv)
+    q = _rounded(queries[0], context, formats.kv)
     scale = q.shape[-1] ** -0.5
     own = own_part(context.batch, n, keys.k.block_size)
     places = own.block_table, own.positions
     if choice is None or keys.index_k is None:
         return dense_attention(q, keys.k, keys.v, *places, scale=scale)
-    index_q = _queries(raw.index_q, norms.index_q, norms.eps, context, formats.index)
+    index_q = _rounded(queries[1], context, formats.index)
     index_k, table = gathered_index(keys.index_k, own, n)
     whole = replace(context.batch, block_table=table)
     ids = chosen_blocks(index_q, index_k, whole, choice, context.rules.index_ranks)
     return sparse_attention(q, keys.k, keys.v, own_choice(ids, n), *places, scale=scale)
 
 
-def _queries(raw, weight, eps: float, context: Context, fmt: str) -> Float[Array, "B T heads H"]:
-    """Queries as keys of this format are met: normed, rotated, rounded if the keys are."""
-    q = norm_rope(raw, weight, context.cos, context.sin, eps)
+def _rounded(q: Float[Array, "B T heads H"], context: Context, fmt: str) -> Array:
+    """Queries as keys of this format are met: rounded if the keys are."""
     return through_cache(q, "fp8") if context.layout.formats.rounds_queries(fmt) else q

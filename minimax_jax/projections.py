@@ -9,6 +9,7 @@ import jax
 from jaxtyping import Array, Float
 
 from minimax_jax.split_pages import group_heads
+from pallas_kernels.kv_insert import Query
 
 
 class Projections(NamedTuple):
@@ -31,6 +32,13 @@ class Projections(NamedTuple):
             v=group_heads(self.v, kv_heads, n),
             index_q=index_q,
         )
+
+    def queries(self, norms: "Norms") -> list[Query]:
+        """The queries of the heads, and those of the index if there is one."""
+        found = [Query(self.q, norms.q)]
+        if self.index_q is not None and norms.index_q is not None:
+            found.append(Query(self.index_q, norms.index_q))
+        return found
 
 
 @jax.tree_util.register_dataclass

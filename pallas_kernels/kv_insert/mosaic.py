@@ -1,15 +1,16 @@
-"""kv_insert on Hopper: norm, rotation, quantisation and the write into pages by one kernel.
+"""kv_insert on Hopper: norm, rotation, quantisation and the write into pages by one kernel, which
+norms and rotates queries too.
 
 Eight lanes have a vector of 128 elements: a lane two pieces of 8 neighbours which a rotation turns
 against each other (`_Angles`), so that only a mean square and a group's largest magnitude need
-shuffles. Grid: programs of `_VECTORS` vectors, first those of K keys, then of values, then of index
-keys, token by token, so that all lanes of a program do the same.
+shuffles. Grid: programs of `_VECTORS` vectors, first those of K keys, then of values, of index keys
+and of queries, token by token, so that all lanes of a program do the same.
 
-Memory: 256 bytes read and 72 written a vector (NVFP4). The pool is an operand that is also the
-result.
+Memory: 256 bytes read and 72 written a vector (NVFP4), or 256 of a query. The pool is an operand
+that is also the result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from jaxtyping import Array, UInt8
 
 from pallas_kernels import lanes
 from pallas_kernels.dispatch import refuse_device
-from pallas_kernels.kv_insert.reference import KeyTransform, Rows, Slots
+from pallas_kernels.kv_insert.reference import KeyTransform, Query, Rows, Slots
 from pallas_kernels.lanes import REF, SCALAR, Real, Word, word
 from pallas_kernels.layouts import e2m1
 from pallas_kernels.layouts.pool import LINE, Component, PoolLayout
@@ -44,6 +45,7 @@ def refuse(
     rows: Rows,
     slots: Slots,
     transform: KeyTransform,
+    queries: Sequence[Query] = (),
 ) -> str | None:
     """A sentence for what this kernel does not do."""
     if reason := refuse_device():
@@ -58,6 +60,9 @@ def refuse(
             return f"vectors of {component.width} elements, not {WIDTH}"
         if values.dtype != jnp.bfloat16:
             return f"rows are {values.dtype}, not bfloat16"
+    for heads, _ in queries:
+        if heads.shape[-1] != WIDTH or heads.dtype != jnp.bfloat16:
+            return f"queries are {heads.shape[-1]} of {heads.dtype}, not {WIDTH} of bfloat16"
     if transform.cos.shape[-1] not in _ROTATED:
         return f"{transform.cos.shape[-1]} pairs are rotated, not one of {_ROTATED}"
     return None
@@ -70,14 +75,16 @@ def kv_insert(
     rows: Rows,
     slots: Slots,
     transform: KeyTransform,
-) -> UInt8[Array, "P lines 128"]:
-    """See the package."""
+    queries: Sequence[Query] = (),
+) -> tuple[UInt8[Array, "P lines 128"], list[Array]]:
+    """See `with_queries` of the package."""
     values = [rows.k, rows.v] + ([] if rows.index_k is None else [rows.index_k])
     norms = [transform.k_norm, *([] if transform.index_norm is None else [transform.index_norm])]
+    weights, heads = [one.weight for one in queries], [one.heads for one in queries]
     kernel: Any = pl.kernel(
-        lanes.named("kv_insert", _program, layout, transform.eps, len(norms)),
-        out_type=(),
-        mesh=plgpu.Mesh(grid=(sum(map(_programs, values)),), grid_names=("program",)),
+        lanes.named("kv_insert", _program, layout, transform.eps, len(norms), len(heads)),
+        out_type=tuple(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in heads),
+        mesh=plgpu.Mesh(grid=(sum(map(_programs, values + heads)),), grid_names=("program",)),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
     )
     places = (x.astype(jnp.int32) for x in (slots.block_ids, slots.places))
@@ -85,8 +92,8 @@ def kv_insert(
     in_place = jax.new_ref(pool)  # the kernel's operand and result are one buffer
     # Every array as it is: what would be stacked first costs a launch of its own in every layer.
     line = jnp.asarray(line, jnp.int32).reshape(1)
-    kernel(in_place, line, *places, *angles, *norms, *values)
-    return jax.freeze(in_place)
+    turned = kernel(in_place, line, *places, *angles, *norms, *values, *weights, *heads)
+    return jax.freeze(in_place), list(turned)
 
 
 def _programs(values: Any) -> int:
@@ -112,17 +119,25 @@ def _kinds(layout: PoolLayout, sources: int) -> list[_Kind]:
     ][:sources]
 
 
-def _program(layout, eps, num_norms, pool, line, blocks, places, cos, sin, *arrays):
-    """Vectors of one kind; `arrays` are norms, then values."""
-    program, norms, sources = lax.axis_index("program"), arrays[:num_norms], arrays[num_norms:]
+def _program(layout, eps, num_norms, num_queries, pool, line, blocks, places, cos, sin, *arrays):
+    """Vectors of a kind; `arrays` are norms and values, then queries' norms, heads and results."""
+    program, rest = lax.axis_index("program"), len(arrays) - 3 * num_queries
+    norms, sources, queries = arrays[:num_norms], arrays[num_norms:rest], arrays[rest:]
     first = 0
+
+    def run(values, of_program):
+        nonlocal first
+        last = first + _programs(values)
+        pl.when((program >= first) & (program < last))(partial(of_program, program - first))
+        first = last
+
     for kind, values in zip(_kinds(layout, len(sources)), sources, strict=True):
         norm = () if kind.norm is None else (norms[kind.norm],)
-        last = first + _programs(values)
         refs = pool, blocks, places, cos, sin, values, *norm
-        insert = partial(_insert, kind, eps, refs, line, program - first)
-        pl.when((program >= first) & (program < last))(insert)
-        first = last
+        run(values, partial(_insert, kind, eps, refs, line))
+    for i in range(num_queries):
+        weight, heads, out = queries[i::num_queries]
+        run(heads, partial(_turn, eps, (cos, sin, heads, out, weight)))
 
 
 def _insert(kind, eps, refs, line, program):
@@ -134,9 +149,7 @@ def _insert(kind, eps, refs, line, program):
     @lanes.code(*[REF] * len(refs), *[SCALAR] * 2)
     def insert(_, pool, blocks, places, cos, sin, values, *rest):
         *weights, program, line = rest
-        number = lanes.scalar(program) * _VECTORS + (lanes.thread() >> 3)
-        inside = number.below(tokens * heads)
-        number = lanes.select(inside, number, word(0))
+        number, inside = _own_vector(program, tokens * heads)
         token = number // heads
         head = number + token * -heads
         x = _load(lanes.element(lanes.address(values), number, _ROW_BYTES), pairs)
@@ -154,6 +167,30 @@ def _insert(kind, eps, refs, line, program):
         _WRITE[kind.component.format](to, kind.component, row, x, pairs, inside)
 
     insert(*refs, program, line[0])
+
+
+def _turn(eps, refs, program):
+    """The `program`-th vectors of queries, as they came but for norm and rotation."""
+    cos, _, values, _, norm = refs
+    (tokens, heads, _), pairs = values.shape, cos.shape[1]
+
+    @lanes.code(*[REF] * len(refs), SCALAR)
+    def turn(_, cos, sin, values, out, weight, program):
+        number, inside = _own_vector(program, tokens * heads)
+        x = _load(lanes.element(lanes.address(values), number, _ROW_BYTES), pairs)
+        angle = _Angles(lanes.address(cos), lanes.address(sin), pairs, number // heads)
+        x = angle.rotate(_normed(x, _weights(weight, norm.dtype, pairs), eps))
+        to = lanes.element(lanes.address(out), number, _ROW_BYTES)
+        _store_bf16(to, x, pairs, inside)
+
+    turn(*refs, program)
+
+
+def _own_vector(program: Any, count: int) -> tuple[Word, Any]:
+    """Which of `count` vectors this lane has a part of, and whether there is such a one."""
+    number = lanes.scalar(program) * _VECTORS + (lanes.thread() >> 3)
+    inside = number.below(count)
+    return lanes.select(inside, number, word(0)), inside
 
 
 def _dimensions(pairs: int) -> list[Word]:
@@ -290,9 +327,12 @@ def _write_fp8(
 def _write_bf16(
     to: Any, component: Component, row: Word, x: list[list[Real]], pairs: int, inside: Any
 ) -> None:
+    _store_bf16(lanes.at(to, row * component.code_bytes), x, pairs, inside)
+
+
+def _store_bf16(to: Any, x: list[list[Real]], pairs: int, inside: Any) -> None:
     for first, piece in zip(_dimensions(pairs), x, strict=True):
-        at = row * component.code_bytes + (first << 1)
-        lanes.when(inside, partial(lanes.store_words, to, at, _bf16(piece)))
+        lanes.when(inside, partial(lanes.store_words, to, first << 1, _bf16(piece)))
 
 
 _WRITE: dict[str, Callable[[Any, Component, Word, list[list[Real]], int, Any], None]] = {

@@ -2,7 +2,9 @@
 bytes into the page.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +45,13 @@ class KeyTransform:
     eps: float = field(metadata={"static": True})
 
 
+class Query(NamedTuple):
+    """Raw queries of T tokens and the weight of their norm; they turn by the keys' angles."""
+
+    heads: Float[Array, "*rows N H"]
+    weight: Float[Array, "H"]
+
+
 def gemma_norm(
     x: Float[Array, "*rows D"], weight: Float[Array, "D"], eps: float
 ) -> Float[Array, "*rows D"]:
@@ -76,16 +85,18 @@ def kv_insert(
     rows: Rows,
     slots: Slots,
     transform: KeyTransform,
-) -> UInt8[Array, "P lines 128"]:
-    """See the package."""
+    queries: Sequence[Query] = (),
+) -> tuple[UInt8[Array, "P lines 128"], list[Array]]:
+    """See `with_queries` of the package."""
     t = transform
+    turned = [norm_rope(one.heads, one.weight, t.cos, t.sin, t.eps) for one in queries]
     k = norm_rope(rows.k, t.k_norm, t.cos, t.sin, t.eps)
     pool = write(pool, layout.kv, line, slots.block_ids, slots.places, k)
     line = line + layout.kv.lines
     pool = write(pool, layout.kv, line, slots.block_ids, slots.places, rows.v)
     if rows.index_k is None:
-        return pool
+        return pool, turned
     assert t.index_norm is not None
     index_k = norm_rope(rows.index_k, t.index_norm, t.cos, t.sin, t.eps)
     line = line + layout.kv.lines
-    return write(pool, layout.index, line, slots.block_ids, slots.places, index_k)
+    return write(pool, layout.index, line, slots.block_ids, slots.places, index_k), turned

@@ -1,11 +1,13 @@
 """kv_insert's kernel on the GPU against the reference: the same bytes, up to ties of roundings."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.kv_insert import KeyTransform, Rows, Slots, kv_insert
+from pallas_kernels.kv_insert import KeyTransform, Query, Rows, Slots, kv_insert, with_queries
 from pallas_kernels.layouts.pages import Pages, read
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
 from tests.numerics import assert_close, relative_error
@@ -113,6 +115,41 @@ def test_values_are_stored_bit_for_bit():
     first = layout.layer_line(1) + layout.kv.lines
     part = slice(first, first + layout.kv.lines)
     assert_close(fast[:, part], expected[:, part], "exact")
+
+
+@pytest.mark.parametrize("tokens", [1, 33, 4096])
+def test_queries_turn_as_the_reference_turns_them(tokens):
+    """In the same launch, and the pages are those without them. They are parts of one array, as a
+    layer's projections are.
+    """
+    layout, rng = _layout(4), np.random.default_rng(5)
+    rows, slots, transform = _arguments(min(tokens, 800), 4, seed=5)
+    if tokens > 800:  # padding has queries too
+        more = tokens - 800
+        rows, transform = jax.tree.map(lambda x: _repeated(x, more), (rows, transform))
+        ids = jnp.pad(slots.block_ids, (0, more), constant_values=-1)
+        slots = Slots(block_ids=ids, places=jnp.pad(slots.places, (0, more)))
+    heads = jnp.asarray(rng.standard_normal((tokens, 20, H)), jnp.bfloat16)
+    weights = jnp.asarray(0.1 * rng.standard_normal((2, H)), jnp.bfloat16)
+    pool = jnp.full((BLOCKS, layout.lines, 128), 0xFF, jnp.uint8)
+
+    @partial(jax.jit, static_argnames="name")
+    def run(pool, heads, name):
+        queries = [Query(heads[:, :16], weights[0]), Query(heads[:, 16:], weights[1])]
+        arguments = pool, layout, jnp.int32(layout.layer_line(1)), rows, slots, transform
+        return with_queries(*arguments, queries, implementation=name)
+
+    pages, turned = run(pool, heads, "mosaic")
+    _, expected = run(pool, heads, "reference")
+    for ours, theirs in zip(turned, expected, strict=True):
+        assert_close(np.asarray(ours, np.float32), np.asarray(theirs, np.float32), "bf16")
+    alone = _insert(pool, layout, jnp.int32(layout.layer_line(1)), rows, slots, transform)
+    assert (np.asarray(pages) == np.asarray(alone)).all()
+
+
+def _repeated(x, more):
+    """Rows of tokens and more of them; weights of norms as they are."""
+    return x if x.ndim == 1 else jnp.concatenate([x, jnp.resize(x, (more, *x.shape[1:]))])
 
 
 def test_nothing_else_is_written():

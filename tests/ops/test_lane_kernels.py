@@ -11,7 +11,7 @@ import pytest
 
 from pallas_kernels import nvfp4_lanes
 from pallas_kernels.block_select import page_tiles, query_rows, reference, schedule, score, top_k
-from pallas_kernels.kv_insert import KeyTransform, Rows, Slots, kv_insert, mosaic
+from pallas_kernels.kv_insert import KeyTransform, Query, Rows, Slots, mosaic, with_queries
 from pallas_kernels.layouts.pages import Pages
 from pallas_kernels.layouts.pool import CacheFormats, Component, PoolLayout
 from tests.numerics import assert_close
@@ -22,7 +22,7 @@ Z, I, LINE, FIRST = 128, 128, 128, 3
 PROGRAMS = 3
 INDEX = Component(format="nvfp4", heads=1, tokens=Z, width=I)
 _block_scores = jax.jit(reference.block_scores)
-_insert = jax.jit(kv_insert, static_argnames=("layout", "implementation"))
+_insert = jax.jit(with_queries, static_argnames=("layout", "implementation"))
 SCORE_MODULES = (score, page_tiles, query_rows, nvfp4_lanes)
 
 
@@ -167,10 +167,16 @@ def test_inserted_bytes_are_the_references(monkeypatch, kv, index, sparse):
     rows = Rows(k=k, v=v, index_k=index_k[0] if sparse else None)
     slots = Slots(block_ids=jnp.asarray(places[0]), places=jnp.asarray(places[1]))
     arguments = (jnp.asarray(pool), layout, jnp.int32(line), rows, slots, transform)
-    expected = np.asarray(_insert(*arguments, implementation="reference"))
+    heads = [normal(tokens, count, 128) for count in (12, 1)]
+    queries = [Query(*pair) for pair in zip(heads, norms, strict=False)]
+    expected, turned = _insert(*arguments, queries, implementation="reference")
+    results, weights = [np.zeros_like(x) for x in heads[: len(norms)]], norms
     inputs = pool, np.array([line]), *places, *angles, *norms, *values
-    kernel = partial(mosaic._program, layout, 1e-6, len(norms))
-    programs = sum(map(mosaic._programs, values))
+    inputs += *weights, *heads[: len(norms)], *results
+    kernel = partial(mosaic._program, layout, 1e-6, len(norms), len(queries))
+    programs = sum(map(mosaic._programs, [*values, *heads[: len(norms)]]))
     launch(monkeypatch, (mosaic,), programs, kernel, *(Ref(x) for x in inputs))
-    differing = (pool != expected).sum()
+    for found, one in zip(results, turned, strict=True):
+        assert_close(found.astype(np.float32), np.asarray(one, np.float32), "bf16")
+    differing = (pool != np.asarray(expected)).sum()
     assert (pool != 0xFF).sum() > 500 and differing <= 3, differing  # ties of another rounding

@@ -6,7 +6,7 @@ import pytest
 
 from pallas_kernels.block_select import schedule, score
 from pallas_kernels.block_select.top_k import top_blocks
-from pallas_kernels.kv_insert import KeyTransform, Rows, Slots, mosaic
+from pallas_kernels.kv_insert import KeyTransform, Query, Rows, Slots, mosaic
 from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
 
 _KERNEL = "mosaic_gpu"  # names the custom call
@@ -66,8 +66,9 @@ def test_inserting_lowers_and_is_in_place(kv, sparse):
         transform = KeyTransform(
             k_norm=norm, index_norm=index_norm, cos=angles, sin=angles, eps=1e-6
         )
+        queries = [Query(k, norm), Query(index_k, norm)][: 1 + sparse]
         return mosaic.kv_insert(
-            pool, layout, 0, rows, Slots(block_ids=slots, places=slots), transform
+            pool, layout, 0, rows, Slots(block_ids=slots, places=slots), transform, queries
         )
 
     half = jnp.bfloat16
