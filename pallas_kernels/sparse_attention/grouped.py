@@ -1,5 +1,5 @@
-"""sparse_attention for training: whole arrays as keys and values, blocks outside, with a backward
-pass of its own.
+"""sparse_attention over whole arrays by XLA, for what `training`'s kernels refuse (another width or
+type): blocks outside, with a backward pass of its own.
 
 Tiles are cut to `_QUERIES` queries. The (query, slot) pairs of a tile and KV head, sorted by block,
 are cut into groups of `_PAIRS` pairs of one block (`pairs`): each group is a matrix of
