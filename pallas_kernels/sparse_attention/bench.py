@@ -170,6 +170,7 @@ def _training_row() -> Benchmark:
         make=partial(_training, case),
         bytes=0,
         flops=7 * 2 * int((keys + 1).sum()) * case.heads * case.head_dim,
+        aim_us=10_000,  # what a layer's routed experts take, forward and backward
     )
 
 
