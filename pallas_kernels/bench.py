@@ -20,6 +20,7 @@ from pallas_kernels import timing
 from pallas_kernels.benchmark import Benchmark
 from pallas_kernels.block_select import bench as block_select
 from pallas_kernels.grouped_matmul import bench as grouped_matmul
+from pallas_kernels.grouped_matmul import training_bench as experts_in_training
 from pallas_kernels.kv_insert import bench as kv_insert
 from pallas_kernels.peers import MICROSECONDS, PEERS
 from pallas_kernels.route import bench as route
@@ -34,7 +35,7 @@ GROUPS: dict[str, tuple[Benchmark, ...]] = {
         *kv_insert.BENCHMARKS,
         *window_attention.BENCHMARKS,
     ),
-    "moe": grouped_matmul.BENCHMARKS,
+    "moe": (*grouped_matmul.BENCHMARKS, *experts_in_training.BENCHMARKS),
     "linear": (*scaled_matmul.BENCHMARKS, *route.BENCHMARKS),
 }
 
