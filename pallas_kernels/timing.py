@@ -48,6 +48,8 @@ class CallTime:
 
     whole: float
     timeline: Timeline
+    first_calls: float  # seconds of the programs' first runs, which compiled them
+    outputs: list[Any]  # of each of all calls, in one run
 
     @property
     def kernels(self) -> float | None:
@@ -63,9 +65,13 @@ def time_of_a_call(chain: Chain) -> CallTime:
     assert many > few, "a slope needs two numbers of calls"
     run, slow = _seconds(chain, chain.carry, many)
     timeline = replace(profiled(run.once, 1), runs=many)
-    _, fast = _seconds(chain, run.carry, few)
-    whole = (slow - fast) / (many - few) * 1e6
-    return CallTime(whole=whole, timeline=timeline)
+    short, fast = _seconds(chain, run.carry, few)
+    return CallTime(
+        whole=(slow - fast) / (many - few) * 1e6,
+        timeline=timeline,
+        first_calls=run.first_call + short.first_call,
+        outputs=run.outputs,
+    )
 
 
 def copy_bandwidth() -> float:
@@ -83,16 +89,20 @@ def gemm_rate() -> float:
 
 @dataclass
 class _Run:
-    """A compiled program of several calls, and the carry that its next run uses up."""
+    """A compiled program of several calls, the carry that its next run uses up, what the last run
+    put out, and how many seconds the first one took.
+    """
 
     program: Callable[..., Any]
     arguments: tuple[Any, ...]
     carry: Any
+    outputs: Any = None
+    first_call: float = 0.0
 
     def once(self) -> Any:
         """One more run; returns what to wait for."""
-        self.carry, outputs = self.program(self.carry, *self.arguments)
-        return self.carry, outputs
+        self.carry, self.outputs = self.program(self.carry, *self.arguments)
+        return self.carry, self.outputs
 
 
 def _seconds(chain: Chain, carry: Any, calls: int) -> tuple[_Run, float]:
@@ -112,8 +122,9 @@ def _seconds(chain: Chain, carry: Any, calls: int) -> tuple[_Run, float]:
     arguments = chain.constants, tuple(chain.operands[:calls])
     program = jax.jit(run, donate_argnums=0, compiler_options=_OPTIONS)
     runs = _Run(program, arguments, carry)
+    start = time.perf_counter()
     jax.block_until_ready(runs.once())
-    times = []
+    runs.first_call, times = time.perf_counter() - start, []
     for _ in range(REPEATS):
         start = time.perf_counter()
         for _ in range(QUEUED):

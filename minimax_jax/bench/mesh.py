@@ -47,6 +47,7 @@ def measure_sum(config: ModelConfig, dtype: str, tokens: int) -> Measured:
         flops=0,
         timeline=time.timeline,
         fallbacks=(),
+        first_call=time.first_calls,
     )
 
 
@@ -82,6 +83,7 @@ def measure_choice(
         flops=0,
         timeline=time.timeline,
         fallbacks=(),
+        first_call=time.first_calls,
     )
 
 

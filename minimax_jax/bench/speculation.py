@@ -75,7 +75,7 @@ def measure_speculation(
     del held
     if not np.asarray(last[0].anchors.running).all():
         raise ValueError("a sequence ended while it was timed: some logits were NaN")
-    distinct = distinct_experts(model, layout, batch, drafts + 1)
+    distinct = distinct_experts(model, batch * (drafts + 1))
     own = on_a_rank(batch)
     of_target = decode_bytes(model, layout, own, case.context, distinct)
     return Measured(

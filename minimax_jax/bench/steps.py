@@ -18,7 +18,9 @@ from minimax_jax.bench.calls import num_calls, steady, timed
 from minimax_jax.bench.work import decode_bytes, prefill_flops
 from minimax_jax.cache import POOL_AXES, Cache
 from minimax_jax.model import Model
+from minimax_jax.moe import MoE
 from minimax_jax.sampling import SamplingParams, SamplingState
+from minimax_jax.shards import by_row
 from minimax_jax.steps import DecodeOptions, DecodeState, decode, prefill
 from pallas_kernels.benchmark import random_pool, random_tables
 from pallas_kernels.device_timeline import Timeline
@@ -79,7 +81,7 @@ def measure_decode(model: Model, layout: PoolLayout, case: Decode) -> Measured:
     program = steady(step, held, model, *on_mesh((table, sampling)))
     took = timed(program, held, case.dispatches)
     del held
-    distinct = distinct_experts(model, layout, batch, 1)
+    distinct = distinct_experts(model, batch)
     return Measured(
         name=f"decode {batch} x {case.context}",
         seconds=took.seconds / case.steps,
@@ -170,17 +172,14 @@ def on_mesh(tree: Any, *axes: str | None) -> Any:
     return jax.tree.map(placed, tree)
 
 
-def distinct_experts(model: Model, layout: PoolLayout, batch: int, places: int) -> int:
-    """How many experts so many tokens of each sequence meet at once, summed over layers: random
-    tokens, each sequence in a block of random keys. Layer by layer, so that no second program of
-    the whole model is compiled.
+def distinct_experts(model: Model, tokens: int) -> int:
+    """How many experts so many tokens meet at once, summed over layers: random rows, of which each
+    layer's own router is asked. To run all layers for it would be a second program of them.
     """
-    config, size = model.config, layout.block_size
-    if batch * places == 1:
+    config, rules = model.config, model.rules
+    if tokens == 1:
         return sum(config.moe_layers) * config.moe.experts_per_token
-    table, blocks = tables(batch, 1)
-    ids = np.random.default_rng(2).integers(0, config.num_tokens, (batch, places))
-    positions = jnp.broadcast_to(jnp.arange(size - places, size, dtype=jnp.int32), ids.shape)
-    tokens = Batch(tokens=jnp.asarray(ids, jnp.int32), positions=positions, block_table=table)
-    choices = model.walk(on_mesh(tokens, "batch", None), layout, random_cache(layout, blocks))
-    return sum(len(np.unique(layer)) for layer in np.asarray(choices.choices))
+    x = jax.random.normal(jax.random.key(2), (tokens, 1, config.hidden_size), model.dtype)
+    chosen = jax.jit(lambda router, x: by_row(router, x, rules)[0])
+    layers = (layer.mlp for layer in model.layers if isinstance(layer.mlp, MoE))
+    return sum(len(np.unique(np.asarray(chosen(one.router, x)))) for one in layers)

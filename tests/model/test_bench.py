@@ -115,10 +115,11 @@ def test_the_command_prints_and_writes_its_figures(tmp_path, capsys):
     asked += ["--layer", "2x64", "--json"]
     main([*asked, str(tmp_path / "out.json")])
     printed = capsys.readouterr().out
-    assert "decode 1 x 64" in printed and "tokens/s" in printed
+    assert "decode 1 x 64" in printed and "tokens/s, compiled in" in printed
     rows = json.loads((tmp_path / "out.json").read_text("utf-8"))["rows"]
     assert [row["name"] for row in rows] == ["layer 2 x 64", "decode 1 x 64", "prefill 64"]
     assert all(row["tokens_a_second"] > 0 for row in rows)
+    assert all(0 < row["first_call_s"] < row["row_s"] for row in rows)
 
 
 @pytest.mark.slow  # 40 s
