@@ -65,7 +65,7 @@ def mixture_by(
     flat = jnp.where(is_here, experts, E).reshape(T * X)
     order = jnp.argsort(flat, stable=True)  # (token, choice) pairs sorted by expert
     back = jnp.argsort(order)
-    sizes = jnp.bincount(flat, length=E)
+    sizes = jnp.sum(flat[:, None] == jnp.arange(E), axis=0, dtype=jnp.int32)
 
     def rounded(name: str, rows: Array) -> Array:
         return linear(name, rows, sizes).astype(rows.dtype)

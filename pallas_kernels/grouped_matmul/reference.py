@@ -92,11 +92,10 @@ def _tiles(M: int, group_sizes: Int[Array, "E"]) -> _Tiles:
     tiles_per_group = -(-group_sizes // tile)
     tile_end, row_end = jnp.cumsum(tiles_per_group), jnp.cumsum(group_sizes)
     tile_start, row_start = tile_end - tiles_per_group, row_end - group_sizes
-    expert = jnp.searchsorted(tile_end, jnp.arange(num_tiles), side="right")
-    expert = jnp.minimum(expert, E - 1)  # tiles past the last group hold no rows
+    expert = jnp.minimum(_ended(tile_end, num_tiles), E - 1)  # tiles past the last hold no rows
     first = row_start[expert] + (jnp.arange(num_tiles) - tile_start[expert]) * tile
     rows = first[:, None] + jnp.arange(tile)
-    group = jnp.minimum(jnp.searchsorted(row_end, jnp.arange(M), side="right"), E - 1)
+    group = jnp.minimum(_ended(row_end, M), E - 1)
     place = tile_start[group] * tile + jnp.arange(M) - row_start[group]
     return _Tiles(
         expert=expert,
@@ -105,6 +104,13 @@ def _tiles(M: int, group_sizes: Int[Array, "E"]) -> _Tiles:
         place=jnp.minimum(place, num_tiles * tile - 1),
         grouped=jnp.arange(M) < row_end[-1],
     )
+
+
+def _ended(ends: Int[Array, "E"], count: int) -> Int[Array, "n"]:
+    """How many of the ends are at or before each number below `count`: one fused sum, where a
+    search is a loop of small kernels.
+    """
+    return jnp.sum(ends[None] <= jnp.arange(count)[:, None], axis=1, dtype=jnp.int32)
 
 
 def _tile_rows(num_rows: int, num_groups: int) -> int:
