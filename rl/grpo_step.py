@@ -23,7 +23,7 @@ from rl.losses import DIVERGENCES, LossRule, k3, policy_losses
 from rl.optimizer import Metrics, Parameters, TrainState, make_optimizer
 from rl.placement import Places
 from rl.policy import assembled
-from rl.token_statistics import token_statistics
+from rl.token_statistics import frozen_head_statistics, token_statistics
 
 MAXIMA = "max/"  # names of metrics that are combined by their maximum, all others by their sum
 RULE = ("clip_low", "clip_high", "dual_clip", "correction", "correction_low", "correction_high")
@@ -118,7 +118,10 @@ def _scored(parameters: Parameters, base: Model, pack: ExperiencePack, program: 
     remat, layout = program.config.remat, program.layout
     walked = model.walk(pack.batch, layout, None, adapter, remat=remat, replay=replay, record=pages)
     targets, temperature = jnp.asarray(pack.targets), program.config.temperature
-    found = token_statistics(model, adapter, walked.hidden, targets, temperature)
+    if program.config.trained == "lora":  # never of the head: rl/adapters.py
+        found = frozen_head_statistics(model, walked.hidden, targets, temperature)
+    else:
+        found = token_statistics(model, adapter, walked.hidden, targets, temperature)
     return *found, {} if replay is None else _agreement(walked.choices, replay)
 
 
@@ -126,7 +129,7 @@ def _reference(base: Model, pack: ExperiencePack, program: Program) -> Float[Arr
     """Log-probabilities of the untrained model, which is the base without an adapter."""
     hidden, _, _ = base.hidden(pack.batch, program.layout)
     targets, temperature = jnp.asarray(pack.targets), program.config.temperature
-    return token_statistics(base, None, hidden, targets, temperature)[0]
+    return frozen_head_statistics(base, hidden, targets, temperature)[0]
 
 
 def _mismatch(tokens: Tokens, weights: Float[Array, "T"]) -> Metrics:

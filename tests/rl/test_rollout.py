@@ -151,7 +151,7 @@ def test_logprobs_come_from_the_decode_program(policy, rollouts, monkeypatch):
     def poisoned(*args, **kwargs):
         raise AssertionError("the packed program ran")
 
-    for name in ("accumulate", "token_statistics", "pack_loss"):
+    for name in ("accumulate", "token_statistics", "frozen_head_statistics", "pack_loss"):
         monkeypatch.setattr(grpo_step, name, poisoned)
     again = LOCAL(policy[1], toy_request())
     for one, other in zip(again, rollouts, strict=True):
