@@ -14,7 +14,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.grouped_matmul.rows import move_rows
+from pallas_kernels.grouped_matmul.rows import matrices_at, move_rows
 from pallas_kernels.scaled_matmul import Weight
 from pallas_kernels.scaled_matmul.reference import expand
 
@@ -37,7 +37,7 @@ def grouped_matmul(
     products = jnp.einsum(
         "tmD,tFD->tmF",
         move_rows(x, rows, tiles.place, tiles.grouped).reshape(num_tiles, tile, -1),
-        expand(jax.tree.map(lambda leaf: leaf[tiles.expert], weights), x.dtype),
+        _expanded(weights, tiles.expert, x.dtype),
         preferred_element_type=jnp.float32,
         precision="highest",
     )
@@ -65,7 +65,7 @@ def gradient_of_rows(
 
     def product(operands: tuple[Array, Array]) -> Array:
         rows_mF, expert = operands
-        matrix = expand(jax.tree.map(lambda leaf: leaf[expert], weights), rows_mF.dtype)
+        matrix = _expanded(weights, expert, rows_mF.dtype)
         how = {"preferred_element_type": jnp.float32, "precision": "highest"}
         return jnp.einsum("mF,FD->mD", rows_mF, matrix, **how).astype(dtype)
 
@@ -73,6 +73,13 @@ def gradient_of_rows(
     products = lax.map(product, operands, batch_size=min(_TILES_AT_ONCE, num_tiles))
     found = move_rows(products.reshape(num_tiles * tile, -1), tiles.place, rows, inside)
     return jnp.where(tiles.grouped[:, None], found, 0)
+
+
+def _expanded(weights: Weight, expert: Int[Array, "..."], dtype: DTypeLike) -> Array:
+    """The matrices of some experts."""
+    if isinstance(weights, jax.Array) and expert.ndim:
+        return expand(matrices_at(weights, expert), dtype)
+    return expand(jax.tree.map(lambda leaf: leaf[expert], weights), dtype)
 
 
 class _Tiles(NamedTuple):

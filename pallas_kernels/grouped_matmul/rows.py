@@ -1,7 +1,9 @@
-"""Moving rows to places that are known both ways, so that the gradient is a gather as well.
+"""Moving rows to places that are known both ways, so that the gradient is a gather as well, and
+matrices to several places each.
 
 XLA transposes `x[rows]` to a scatter-add: serial on the CPU, atomic (and so in no fixed order) on
-the GPU. Where each row goes to one place only, its gradient can be fetched from there.
+the GPU. Where each row goes to one place only, its gradient can be fetched from there; where a
+matrix goes to many, its gradient is a product with ones and zeros.
 """
 
 import jax
@@ -40,3 +42,23 @@ def permute_rows(
 ) -> Float[Array, "M D"]:
     """x[order] for a permutation whose inverse is at hand."""
     return move_rows(x, order, inverse, jnp.ones(len(order), bool))
+
+
+@jax.custom_vjp
+def matrices_at(weights: Float[Array, "E F D"], expert: Int[Array, "n"]) -> Float[Array, "n F D"]:
+    """weights[expert]."""
+    return weights[expert]
+
+
+def _forward_matrices(weights, expert):
+    return weights[expert], (expert, jnp.arange(len(weights)))
+
+
+def _backward_matrices(kept, gradient):
+    expert, all_experts = kept
+    is_own = (all_experts[:, None] == expert).astype(gradient.dtype)
+    how = {"preferred_element_type": jnp.float32, "precision": "highest"}
+    return jnp.einsum("En,nFD->EFD", is_own, gradient, **how).astype(gradient.dtype), None
+
+
+matrices_at.defvjp(_forward_matrices, _backward_matrices)
