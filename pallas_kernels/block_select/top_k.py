@@ -30,6 +30,7 @@ SHORT = 1024
 _THREADS, _WARP = 128, 32
 _PART = 4  # neighbouring scores that a lane loads at once
 _IN_FLIGHT = 8  # such loads
+_COMPARED = 16  # entries at once
 _FORCED = 0xFFFFFFFF  # the order of a forced block; 0 is that of no block
 _LARGEST = 3.4028234663852886e38
 _ENTRY_BYTES = 8
@@ -145,10 +146,12 @@ class _Line:
         """Waits for the team."""
         (lanes.sync_warp if self.team == _WARP else lanes.sync_warpgroup)()
 
-    def visit(self, body: Callable[..., list[Word]], carry: list[Word]) -> list[Word]:
+    def visit(
+        self, body: Callable[..., list[Word]], carry: list[Word], in_flight: int
+    ) -> list[Word]:
         """`body(entry, *carry)` for this lane's visible blocks, by rising id, and some after."""
         stride = self.team * _PART
-        loads = min(_IN_FLIGHT, -(-self.width // stride))
+        loads = min(in_flight, -(-self.width // stride))
 
         def some(first, *carry):
             for entry in self._entries([first + i * stride for i in range(loads)]):
@@ -189,17 +192,18 @@ def _order(score: Real) -> Word:
 
 def _before(a: _Entry, b: _Entry) -> Any:
     """Whether a is the better one: an i1."""
-    return lanes.either(a[0].above(b[0]), lanes.both(a[0].equals(b[0]), a[1].above(b[1])))
+    return lanes.above_pair(a, b)
 
 
-def _count_before(entry: _Entry, entries: Any, first: Word | int, limit: Word | int) -> Word:
+def _count_before(entry: _Entry, entries: Any, first: Word | int, limit: Word | None) -> Word:
     """How many of the four entries from `first` on, below `limit`, are better than this one."""
     count = word(0)
     for i in (0, 2):
         words = lanes.load_words(entries, (word(first) + i) * _ENTRY_BYTES, 4)
         for j in (0, 1):
             counts = _before((words[2 * j], words[2 * j + 1]), entry)
-            counts = lanes.both(counts, (word(first) + (i + j)).below(limit))
+            if limit is not None:
+                counts = lanes.both(counts, (word(first) + (i + j)).below(limit))
             count = count + lanes.select(counts, word(1), word(0))
     return count
 
@@ -212,14 +216,18 @@ def _bound(line: _Line, room: _Room) -> _Entry:
         pairs = zip(entry, (order, code), strict=True)
         return [lanes.select(is_better, new, old) for new, old in pairs]
 
-    order, code = line.visit(better, [word(0), line.member ^ -1])
+    order, code = line.visit(better, [word(0), line.member ^ -1], _IN_FLIGHT)
     mine = order, code
     lanes.store_words(room.best, line.member * _ENTRY_BYTES, mine)
     lanes.when(line.member.equals(0), lambda: lanes.store_words(room.count, 0, [word(0)]))
     line.sync()
-    place = word(0)
-    for first in range(0, line.team, 4):
-        place = place + _count_before(mine, room.best, first, line.team)
+
+    def more(first, place):
+        for i in range(0, _COMPARED, 4):
+            place = place + _count_before(mine, room.best, first + i, None)
+        return [place]
+
+    [place] = lanes.repeat(0, line.team, _COMPARED, more, [word(0)])
     lanes.when(place.equals(line.top_k - 1), lambda: lanes.store_words(room.bound, 0, mine))
     line.sync()
     order, code = lanes.load_words(room.bound, 0, 2)
@@ -238,7 +246,7 @@ def _collect(line: _Line, bound: _Entry, room: _Room) -> Word:
         lanes.when(lanes.negate(worse), partial(keep, entry))
         return []
 
-    line.visit(collect, [])
+    line.visit(collect, [], 1)  # from the L1: a short loop, since code is fetched, too
     line.sync()
     return lanes.load_words(room.count, 0, 1)[0]
 

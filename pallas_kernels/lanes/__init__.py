@@ -31,6 +31,7 @@ from pallas_kernels.lanes.arithmetic import (
 from pallas_kernels.lanes.control import (
     REF,
     SCALAR,
+    above_pair,
     any_lane,
     both,
     branch,
@@ -94,6 +95,7 @@ __all__ = [
     "SCALAR",
     "Real",
     "Word",
+    "above_pair",
     "absolute",
     "address",
     "any_lane",

@@ -67,6 +67,18 @@ def either(a: Any, b: Any) -> Any:
     return arith.ori(a, b)
 
 
+def above_pair(a: Sequence[Word], b: Sequence[Word]) -> Any:
+    """Whether (a[0], a[1]) is greater than (b[0], b[1]), the first word counting first: an i1."""
+    wide = ir.IntegerType.get_signless(64)
+    shift = arith.constant(wide, 32)
+
+    def joined(pair: Sequence[Word]) -> Any:
+        high, low = (arith.extui(wide, x.value) for x in pair)
+        return arith.ori(arith.shli(high, shift), low)
+
+    return arith.cmpi(arith.CmpIPredicate.ugt, joined(a), joined(b))
+
+
 def negate(a: Any) -> Any:
     """The opposite of a condition (i1)."""
     return arith.xori(a, arith.constant(ir.IntegerType.get_signless(1), 1))

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.ops import emulated_lanes
+from tests.ops import emulated_lanes, emulated_memory
 from tests.ops.emulated_lanes import THREADS, WARP, Real, pair_of
+
+_LANES = SimpleNamespace(**{**vars(emulated_lanes), **vars(emulated_memory)})
 
 
 class Sums:
@@ -99,7 +101,7 @@ def _fake_pallas(program, team):
         div=lambda a, b: int(a) // int(b),
         fori_loop=_loop,
     )
-    return {"pl": pl, "plgpu": plgpu, "lax": lax, "lanes": emulated_lanes}
+    return {"pl": pl, "plgpu": plgpu, "lax": lax, "lanes": _LANES}
 
 
 def launch(monkeypatch, modules, programs: int, kernel: Callable, *refs: Any, teams: int = 1):
