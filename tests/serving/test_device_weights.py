@@ -8,6 +8,7 @@ import pytest
 
 from minimax_jax.lora import LowRank
 from serving.device import ModelDevice
+from serving.device.adapters import Adapters
 from tests.model.models import random_loaded, random_model, small, tokens
 from tests.serving.devices import Driver, assert_right, config_of, output
 
@@ -129,6 +130,16 @@ def test_an_adapter_of_the_same_form_takes_the_place_of_another(adapted):
     adapted.update(adapters={"one": ADAPTERS["one"]})
     with pytest.raises(ValueError, match=r"adapter 'one' has shapes \(8, 64\) and .* do not hold"):
         adapted.update(adapters={"one": adapter(7, 8, "0", 1.0)})
+
+
+def test_a_matrix_that_experts_share_is_one_for_each_in_the_common_form():
+    shared = LowRank(a=jnp.ones((1, 2, 8)), b=jnp.arange(48.0).reshape(4, 6, 2), scale=0.5)
+    own = LowRank(a=jnp.ones((4, 3, 8)), b=jnp.ones((4, 6, 3)), scale=1.0)
+    found = Adapters({"shared": {"w1": shared}, "own": {"w1": own}}, None, jnp.asarray)
+    pair = found["shared"]["w1"]
+    assert pair.a.shape == (4, 3, 8) and pair.b.shape == (4, 6, 3)
+    assert (pair.a[:, :2] == 1).all() and not pair.a[:, 2:].any()
+    assert (pair.b[..., :2] == 0.5 * shared.b).all()
 
 
 def test_an_adapter_of_the_model_and_named_ones_exclude_each_other():
