@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import lanes
+from pallas_kernels import lanes, online_softmax
 from pallas_kernels.dispatch import refuse_device
 from pallas_kernels.layouts.pages import Pages, Source
 from pallas_kernels.nvfp4_lanes import DECODED
@@ -229,7 +229,7 @@ def _soften(unit: float):
 
     @lanes.code(_WGMMA, _WGMMA, _ROW, _ROW, returns=(weights, _array(_WIDTH), row, row))
     def run(_, s, sums, tops, totals):
-        return nvfp4_page.soften(s, unit, sums, tops, totals)
+        return online_softmax.soften(s, unit, sums, tops, totals)
 
     return run
 

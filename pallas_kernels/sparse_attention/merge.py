@@ -19,6 +19,7 @@ from pallas_kernels.lanes import (
     reals_of_half2,
     store_reals,
 )
+from pallas_kernels.online_softmax import all_columns
 
 _LN2 = 0.6931471805599453
 ROUND_BYTES = 8 * 32 * 16  # half of one warp's sums: [8 column tiles][32 lanes][4 float32]
@@ -116,9 +117,7 @@ def _tile_values(parts: list[Any], tile: Word, half: Word, weights: list[Real]) 
 
 def _publish_rows(rows: Any, tops: Any, totals: Any) -> None:
     """Each warp's rows beside those of the others; a lane's totals are of its own columns."""
-    counts = lanes.rows_of(totals)
-    for distance in (1, 2):
-        counts = [x + lanes.shuffle_xor(x, distance) for x in counts]
+    counts = all_columns(lanes.rows_of(totals))
     at = lanes.warp() * _ROW_BYTES + ((lanes.lane() >> 2) << 2)
 
     def write() -> None:

@@ -24,7 +24,6 @@ from pallas_kernels.lanes import Real, Word, load_bits, load_words, multiply_hal
 from pallas_kernels.nvfp4_lanes import code_pairs, scale_pair, scale_pairs
 
 _BLOCK = 128
-_SLACK = 8.0  # in powers of two: float16 weights stay below 256
 
 
 def query_fragments(q: Any, row_bytes: int, to: Any) -> None:
@@ -70,59 +69,6 @@ def scores(q: Any, codes: Any, scales: Any, limit: Word) -> Any:
     flat = [x for values in sums for x in values]
     flat = lanes.branch(limit.below(_BLOCK), lambda: _hide(sums, limit), flat)
     return lanes.array_of([flat[i : i + 4] for i in range(0, len(flat), 4)])
-
-
-def soften(scores: Any, unit: float, sums: Any, tops: Any, totals: Any) -> tuple[Any, ...]:
-    """float16 weights exp2(scores * unit - top) in their order, and sums (64, 128), tops (64,) and
-    totals (64,) brought to the maxima of these scores. Every lane has totals of its own columns.
-
-    A maximum is followed only once it grows by `_SLACK`, so that most pages leave sums as they are.
-    """
-    tiles, flat = lanes.tiles_of(scores), [x for tile in lanes.tiles_of(sums) for x in tile]
-    old, counts = lanes.rows_of(tops), lanes.rows_of(totals)
-    found = [_row_maximum(tiles, half) * lanes.real(unit) for half in (0, 1)]
-    grown = [new.above(top + lanes.real(_SLACK)) for new, top in zip(found, old, strict=True)]
-
-    def follow() -> list[Real]:
-        new = [lanes.select(*x) for x in zip(grown, found, old, strict=True)]
-        factors = [
-            lanes.select(more, lanes.exp2(a - b), lanes.real(1.0))
-            for more, a, b in zip(grown, old, new, strict=True)
-        ]
-        moved = [x * y for x, y in zip(counts, factors, strict=True)]
-        return [*new, *moved, *(x * factors[i // 2 % 2] for i, x in enumerate(flat))]
-
-    state = lanes.branch(lanes.any_lane(grown), follow, [*old, *counts, *flat])
-    new, counts, flat = state[:2], state[2:4], state[4:]
-    nothing, hidden = lanes.real(0.0), lanes.real(float("-inf"))
-    minus = [lanes.select(x.above(hidden), nothing - x, nothing) for x in new]
-    weights = [
-        [
-            lanes.exp2(lanes.multiply_add(x, lanes.real(unit), minus[i // 2]))
-            for i, x in enumerate(t)
-        ]
-        for t in tiles
-    ]
-    for tile in weights:
-        counts = [counts[half] + (tile[2 * half] + tile[2 * half + 1]) for half in (0, 1)]
-    pairs = [[lanes.half2_of_reals(*tile[i : i + 2]) for i in (0, 2)] for tile in weights]
-    return (
-        lanes.half_accumulator(pairs),
-        lanes.array_of([flat[i : i + 4] for i in range(0, len(flat), 4)]),
-        lanes.with_rows(tops, new),
-        lanes.with_rows(totals, counts),
-    )
-
-
-def _row_maximum(tiles: list[list[Real]], half: int) -> Real:
-    """Over the columns of a row in the four lanes that have it."""
-    values = [x for tile in tiles for x in tile[2 * half : 2 * half + 2]]
-    largest = values[0]
-    for one in values[1:]:
-        largest = lanes.maximum(largest, one)
-    for distance in (1, 2):
-        largest = lanes.maximum(largest, lanes.shuffle_xor(largest, distance))
-    return largest
 
 
 def add_values(sums: Any, weights: Any, codes: Any, scales: Any, limit: Word) -> Any:

@@ -34,4 +34,5 @@ def window_attention(
     -1 is padding and sees its own block only.
     """
     args = (q, k, v, block_k, block_v, block_table, lengths)
-    return choose(TABLE, implementation, *args).run(*args, window=window, scale=scale)
+    options = {"window": window, "scale": scale}
+    return choose(TABLE, implementation, *args, **options).run(*args, **options)

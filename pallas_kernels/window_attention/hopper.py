@@ -2,10 +2,10 @@
 
 Grid: (sequences x KV heads x groups of 4 queries) x splits, one warpgroup each. A program walks
 `PAGES` pages of the window (the number of splits depends on the window alone, so no order of
-summation depends on the batch); the first split also takes the block's own keys. A page is fetched
+summation depends on the batch); the last split also takes the block's own keys. A page is fetched
 while the one before is computed, brought to float16 operands of wgmma once (`page_block`), and the
 64 rows go through scores, online softmax and values in registers. Partial results (float16, with
-their log-sum-exp) of the splits are merged by XLA.
+their log-sum-exp) of the splits are merged by a second kernel (`slots` of sparse_attention).
 
 Memory: 32,768 (FP8) or 65,536 (BF16) bytes a page and KV head, from the L2 for the second group of
 queries; 4 KB of partial results a query, KV head and split.
@@ -20,18 +20,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import half_block, lanes
+from pallas_kernels import half_block, lanes, online_softmax
 from pallas_kernels.dispatch import refuse_device
 from pallas_kernels.half_block import HEADS, TOKENS, WIDTH
 from pallas_kernels.layouts.pages import Pages, Source
+from pallas_kernels.sparse_attention import slots
 from pallas_kernels.window_attention import page_block
 
-PAGES = 6  # of one program
+PAGES = 3  # of one program; the block's own keys count as the window's last page
 _TOGETHER = 4  # queries of one product
 _MAX_QUERIES = 64
 _BYTES = {"fp8": 1, "bf16": 2}  # of one value
 _LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
-_SLACK = 8.0  # a maximum is followed once it grows 2^8: float16 weights stay below 256
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = _WGMMA.reduce(1)
 _RAW = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
@@ -40,7 +40,7 @@ _REF, _INT = lanes.REF, lanes.SCALAR
 _ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 
 
-def refuse(q, k, v, block_k, block_v, block_table, lengths) -> str | None:
+def refuse(q, k, v, block_k, block_v, block_table, lengths, *, window, scale) -> str | None:
     """A sentence for what this kernel does not do."""
     if reason := refuse_device():
         return reason
@@ -58,6 +58,8 @@ def refuse(q, k, v, block_k, block_v, block_table, lengths) -> str | None:
         return f"{q.shape[2]} query heads for {k.num_heads} KV heads, not 16 for each"
     if q.shape[1] > _MAX_QUERIES:
         return f"{q.shape[1]} queries, more than {_MAX_QUERIES}"
+    if scale <= 0:
+        return f"scale={scale} is not positive"
     return None
 
 
@@ -75,17 +77,17 @@ def window_attention(
 ) -> Float[Array, "B T N H"]:
     """See the package."""
     assert isinstance(k, Pages) and isinstance(v, Pages)
-    B, T, N, _ = q.shape
+    B, T = q.shape[:2]
     pages = min(block_table.shape[1], -(-window // TOKENS) + 1)
-    splits = -(-pages // PAGES)
+    splits = -(-(pages + 1) // PAGES)
     groups = -(-T // _TOGETHER)
     kernel = plgpu.kernel(
         lanes.named(
             "window_attention", _attend, window=window, scale=scale, fmt=k.component.format
         ),
         out_type=(
-            jax.ShapeDtypeStruct((splits, *q.shape), jnp.float16),
-            jax.ShapeDtypeStruct((splits, B, T, N), jnp.float32),
+            jax.ShapeDtypeStruct((B, T, k.num_heads, splits, HEADS, WIDTH), jnp.float16),
+            jax.ShapeDtypeStruct((B, T, k.num_heads, splits, HEADS), jnp.float32),
         ),
         grid=(B * k.num_heads * groups, splits),
         grid_names=("unit", "split"),
@@ -97,13 +99,7 @@ def window_attention(
     table, lengths = block_table.astype(jnp.int32), lengths.astype(jnp.int32)
     lines = [jnp.asarray(x.line, jnp.int32).reshape(1) for x in (k, v)]
     out, lse = kernel(q, block_k, block_v, table, lengths, *lines, k.pool)
-    return _merge(out, lse).astype(q.dtype)
-
-
-def _merge(out, lse):
-    """The splits' partial results; every query has at least its own block."""
-    weights = jax.nn.softmax(lse, axis=0)[..., None]
-    return jnp.sum(weights * out.astype(jnp.float32), axis=0)
+    return slots.merge(out, lse)[0].reshape(q.shape)
 
 
 def _scratch(value_bytes: int) -> tuple:
@@ -163,13 +159,12 @@ def _attend(
     tops = plgpu.layout_cast(jnp.full((64,), -jnp.inf, jnp.float32), _ROW)
     totals = plgpu.layout_cast(jnp.zeros((64,), jnp.float32), _ROW)
     state = lax.fori_loop(0, count, add_page, (sums, tops, totals))
-    state = lax.cond(split == 0, add_own, lambda state: state, state)
+    state = lax.cond(split == out.shape[3] - 1, add_own, lambda state: state, state)
     _store(out.shape)(*state, out, lse, split, tile, group, head)
 
 
 def _add_block(low, high, k_half, v_half, scale: float, oldest, end, state):
     """The state after one block: rows of warp w see its tokens oldest + w .. end - 1."""
-    sums, tops, totals = state
 
     def scores(acc):
         for i, part in enumerate((low, high)):
@@ -177,20 +172,27 @@ def _add_block(low, high, k_half, v_half, scale: float, oldest, end, state):
         return acc[...]
 
     s = pl.run_scoped(scores, _ACC((64, TOKENS), jnp.float32))
-    x = _hide(s, oldest, end) * (scale * _LOG2E)
-    new = jnp.max(x, axis=1)
-    new = jnp.where(new > tops + _SLACK, new, tops)
-    factor = jnp.where(new == tops, 1.0, jnp.exp2(tops - new))
-    p = jnp.exp2(x - lax.broadcast_in_dim(jnp.where(new == -jnp.inf, 0.0, new), x.shape, [0]))
-    totals = totals * factor + jnp.sum(p, axis=1)
-    sums = sums * lax.broadcast_in_dim(factor, sums.shape, [0])
-    weights = p.astype(jnp.float16)
+    weights, sums, tops, totals = _soften(scale * _LOG2E)(_hide(s, oldest, end), *state)
 
     def values(acc):
         plgpu.wgmma(acc, weights, v_half)
 
     sums = pl.run_state(values)(_ACC.init(sums))
-    return sums, new, totals
+    return sums, tops, totals
+
+
+def _soften(unit: float):
+    row = plgpu.ShapeDtypeStruct((64,), jnp.float32, layout=_ROW)
+    weights, sums = (
+        plgpu.ShapeDtypeStruct((64, TOKENS), dtype, layout=_WGMMA)
+        for dtype in (jnp.float16, jnp.float32)
+    )
+
+    @lanes.code(*[_WGMMA] * 2, *[_ROW] * 2, returns=(weights, sums, row, row))
+    def run(_, s, sums, tops, totals):
+        return online_softmax.soften(s, unit, sums, tops, totals)
+
+    return run
 
 
 def _queries(shape):
@@ -259,11 +261,11 @@ def _store(shape):
 
     @lanes.code(_WGMMA, _ROW, _ROW, _REF, _REF, _INT, _INT, _INT, _INT)
     def store(_, sums, top, total, out, lse, split, tile, group, head):
-        _, B, T, N, _ = shape
+        _, T, K, splits, _, _ = shape
         query = lanes.scalar(group) * _TOGETHER + lanes.warp()
-        row = (lanes.scalar(split) * B + lanes.scalar(tile)) * T + query
-        row = row * N + lanes.scalar(head) * HEADS
-        tops, totals = lanes.rows_of(top), lanes.rows_of(total)
+        row = (lanes.scalar(tile) * T + query) * K + lanes.scalar(head)
+        row = (row * splits + lanes.scalar(split)) * HEADS
+        tops, totals = lanes.rows_of(top), online_softmax.all_columns(lanes.rows_of(total))
         nothing, one = lanes.real(0.0), lanes.real(1.0)
         factors = [lanes.select(x.above(nothing), one / x, nothing) for x in totals]
         g, t = lanes.lane() >> 2, lanes.lane() & 3

@@ -13,21 +13,22 @@ from pallas_kernels.half_block import NEIGHBOURS, reals_of_bf16
 from pallas_kernels.lanes import Word, half2_of_e4m3, load_words
 
 ORDER = NEIGHBOURS
-Piece = Callable[[int], list[Word]]  # w -> the 16 half2 of dimensions 32 w .. 32 w + 31
+Keep = Callable[[Word], Word]  # a word of a row as it is stored, or zero
+Piece = Callable[[int, Keep], list[Word]]  # w -> the 16 half2 of dimensions 32 w .. 32 w + 31
 Place = Callable[[Word, int], Word]
 
 
 def page_row(codes: Any, fmt: str) -> Piece:
     """This thread's token of a page in shared memory."""
     read = {"fp8": _fp8_piece, "bf16": _bf16_piece}[fmt]
-    return lambda w: read(codes, lanes.thread(), w)
+    return lambda w, keep: read(codes, lanes.thread(), w, keep)
 
 
 def plain_row(row: Any) -> Piece:
     """A bfloat16 row of 128 values at a pointer of this thread."""
 
-    def piece(w: int) -> list[Word]:
-        words = [x for i in range(4) for x in load_words(row, 64 * w + 16 * i, 4)]
+    def piece(w: int, keep: Keep) -> list[Word]:
+        words = [keep(x) for i in range(4) for x in load_words(row, 64 * w + 16 * i, 4)]
         return [lanes.half2_of_reals(*reals_of_bf16(x)) for x in words]
 
     return piece
@@ -40,24 +41,24 @@ def write_row(piece: Piece, to: Any, place: Place, limit: Word) -> None:
     token = lanes.thread()
     seen = token.below(limit)
     for w in range(4):
-        pairs = [lanes.select(seen, x, lanes.word(0)) for x in piece(w)]
+        pairs = piece(w, lambda x: lanes.select(seen, x, lanes.word(0)))
         for i in range(4):
             lanes.store_words(to, place(token, 4 * w + i), pairs[i::4])
 
 
-def _fp8_piece(codes: Any, token: Word, w: int) -> list[Word]:
+def _fp8_piece(codes: Any, token: Word, w: int, keep: Keep) -> list[Word]:
     words = [
-        x
+        keep(x)
         for piece in (2 * w, 2 * w + 1)
         for x in load_words(codes, (token << 7) + (((token & 7) ^ piece) << 4), 4)
     ]
     return [half2_of_e4m3(x >> shift) for x in words for shift in (0, 16)]
 
 
-def _bf16_piece(codes: Any, token: Word, w: int) -> list[Word]:
+def _bf16_piece(codes: Any, token: Word, w: int, keep: Keep) -> list[Word]:
     line = (token << 1) + w // 2
     words = [
-        x
+        keep(x)
         for piece in range(4 * (w % 2), 4 * (w % 2) + 4)
         for x in load_words(codes, (line << 7) + (((line & 7) ^ piece) << 4), 4)
     ]

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pallas_kernels import half_block, nvfp4_lanes
+from pallas_kernels import half_block, nvfp4_lanes, online_softmax
 from pallas_kernels.layouts.pool import decode
 from pallas_kernels.nvfp4_lanes import DECODED
 from pallas_kernels.sparse_attention import merge, nvfp4_block, nvfp4_page, slots
@@ -21,7 +21,8 @@ from tests.ops.emulated_lanes import Real, Ref, Word
 from tests.ops.lane_emulator import Sums, launch, wgmma
 
 Z, H, G, WARPS = 128, 128, 16, 4
-MODULES = (half_block, merge, nvfp4_block, nvfp4_lanes, nvfp4_page, page_block, slots)
+MODULES = (half_block, merge, nvfp4_block, nvfp4_lanes, nvfp4_page, online_softmax, page_block)
+MODULES += (slots,)
 _lane = np.arange(128) % 32
 _g, _t, _w = _lane // 4, _lane % 4, np.arange(128) // 32
 
@@ -134,7 +135,7 @@ def test_scores_become_weights_and_only_a_maximum_that_grew_is_followed(monkeypa
 
     def kernel():
         state = _tiles(before), _rows(tops), _rows(np.zeros(64, np.float32))
-        result.extend(nvfp4_page.soften(_tiles(scores), unit, *state))
+        result.extend(online_softmax.soften(_tiles(scores), unit, *state))
 
     _run(monkeypatch, kernel)
     weights, sums, new, totals = result

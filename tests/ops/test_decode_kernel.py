@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pallas_kernels import nvfp4_lanes
+from pallas_kernels import nvfp4_lanes, online_softmax
 from pallas_kernels.layouts.pages import Pages
 from pallas_kernels.layouts.pool import LINE, Component
 from pallas_kernels.sparse_attention import decode, merge, nvfp4_page, reference
@@ -19,7 +19,7 @@ from tests.ops.emulated_refs import Ref
 from tests.ops.lane_emulator import launch
 
 K, H, Z, G = 2, 128, 128, 16
-MODULES = (decode, merge, nvfp4_page, nvfp4_lanes)
+MODULES = (decode, merge, nvfp4_page, nvfp4_lanes, online_softmax)
 COMPONENT = Component(format="nvfp4", heads=K, tokens=Z, width=H)
 FIRST_LINE, SCALE, JUNK = 8, H**-0.5, 0xFF
 
