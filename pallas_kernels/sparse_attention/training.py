@@ -25,8 +25,8 @@ from pallas_kernels.layouts.pages import Blocks, Source
 from pallas_kernels.sparse_attention import piece_sums, slots, training_backward, training_forward
 from pallas_kernels.sparse_attention.pairs import Pair
 from pallas_kernels.sparse_attention.pieces import Pieces, pieces_of
+from pallas_kernels.sparse_attention.training_rows import BLOCK, HEADS, WIDTH
 
-_HEADS, _WIDTH, _BLOCK = 16, 128, 128
 _MAX_PARTIAL = 1 << 30
 _LOG2E = 1.4426950408889634
 
@@ -37,8 +37,8 @@ def refuse(q, k, v, block_ids, block_table, positions, *, scale) -> str | None:
         return "keys and values are pages, and only arrays have gradients"
     B, T, K, C = block_ids.shape
     shape = q.shape[2] // K, q.shape[3], k.block_size
-    if shape != (_HEADS, _WIDTH, _BLOCK):
-        expected = f"{_HEADS}, {_WIDTH} and {_BLOCK}"
+    if shape != (HEADS, WIDTH, BLOCK):
+        expected = f"{HEADS}, {WIDTH} and {BLOCK}"
         return f"query heads a KV head, their width and tokens a block are {shape}, not {expected}"
     if kinds := {str(x.dtype) for x in (q, k.values, v.values)} - {"bfloat16"}:
         return f"queries, keys or values are {', '.join(sorted(kinds))}, not bfloat16"
@@ -71,7 +71,7 @@ def sparse_attention(
 
 def _chunk(kv_heads: int, slots: int) -> int:
     """Queries of a chunk."""
-    return max(1, _MAX_PARTIAL // (kv_heads * slots * _HEADS * _WIDTH * 2))
+    return max(1, _MAX_PARTIAL // (kv_heads * slots * HEADS * WIDTH * 2))
 
 
 def _cut(x: Array, most: int, fill: int) -> Array:
@@ -127,7 +127,7 @@ def _differentiate_chunk(chunk, k, v, scale: float):
     """dq [T, N, H], and dk / scale and dv [2, P, Z, K, H] in float32."""
     q, d_out, lse, delta, ids, pages, positions = chunk
     pieces = pieces_of(ids, pages, positions, *k.shape[:2])
-    heads = *ids.shape[:2], _HEADS
+    heads = *ids.shape[:2], HEADS
     rows = [pieces.of_rows(x.reshape(heads)) for x in (lse, delta)]
     rows = [lax.bitcast_convert_type(x, jnp.int32) for x in rows]
     rows = jnp.stack([*rows, _last(pieces)], axis=2)  # [K, I, 3, rows]
@@ -139,4 +139,4 @@ def _differentiate_chunk(chunk, k, v, scale: float):
 
 def _last(pieces: Pieces) -> Int[Array, "K I rows"]:
     """The last token of the block that each row of a group sees."""
-    return jnp.repeat(pieces.last, _HEADS, axis=-1)
+    return jnp.repeat(pieces.last, HEADS, axis=-1)

@@ -14,7 +14,6 @@ slot; a piece's dk and dv are written once and added by `piece_sums`.
 Memory: 8 KB of q and dO (mostly from the L2) and 4 KB of dq a pair, 192 KB a piece.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -27,16 +26,25 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import lanes
 from pallas_kernels.sparse_attention.pairs import Pair
 from pallas_kernels.sparse_attention.pieces import GROUPS, TOGETHER, Pieces
+from pallas_kernels.sparse_attention.training_rows import (
+    BLOCK,
+    COPYING,
+    HEADS,
+    MULTIPLYING,
+    ROWS,
+    TEAMS,
+    WIDTH,
+    fetch,
+    matrices,
+    places_of,
+    store,
+)
 
-HEADS, WIDTH, BLOCK = 16, 128, 128
-_ROWS = TOGETHER * HEADS  # of a matrix product
-_TEAMS, _KEYS = 2, 64  # warpgroups that multiply, keys of each
+_KEYS, _DIMS = BLOCK // TEAMS, WIDTH // TEAMS  # of a warpgroup: of dk and dv, of dq
 _RING = 3
-_MULTIPLYING, _COPYING = 232, 40  # registers of a thread
 _LOG2E = 1.4426950408889634
 _WGMMA = plgpu.Layout.WGMMA
-_FRAGMENT = plgpu.ShapeDtypeStruct((_KEYS, _ROWS), jnp.bfloat16, layout=_WGMMA)
-_TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+_FRAGMENT = plgpu.ShapeDtypeStruct((_KEYS, ROWS), jnp.bfloat16, layout=_WGMMA)
 _ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -58,11 +66,11 @@ def differentiate(
         lanes.named("sparse_attention_backward", _program, pair=pieces.pair, scale=scale),
         out_type=(
             jax.ShapeDtypeStruct((q.shape[0], K, pieces.slots, HEADS, WIDTH), jnp.bfloat16),
-            jax.ShapeDtypeStruct((K, n, 2, _TEAMS, _KEYS, WIDTH), jnp.float32),
+            jax.ShapeDtypeStruct((K, n, 2, TEAMS, _KEYS, WIDTH), jnp.float32),
         ),
         grid=(K, n),
         grid_names=("head", "piece"),
-        num_threads=_TEAMS + 1,
+        num_threads=TEAMS + 1,
         thread_name="team",
         scratch_types=_scratch(),
         compiler_params=plgpu.CompilerParams(
@@ -75,21 +83,18 @@ def differentiate(
 
 
 def _scratch() -> tuple:
-    def matrices(*shape):
-        return plgpu.SMEM(shape, jnp.bfloat16, transforms=_TILED)
-
     return (
-        matrices(2, _TEAMS, _KEYS, WIDTH),  # k and v
-        matrices(_RING, 2, _ROWS, WIDTH),  # q and dO
-        plgpu.SMEM((_RING, 3, _ROWS), jnp.int32),
+        matrices(2, TEAMS, _KEYS, WIDTH),  # k and v
+        matrices(_RING, 2, ROWS, WIDTH),  # q and dO
+        plgpu.SMEM((_RING, 3, ROWS), jnp.int32),
         plgpu.SMEM((GROUPS * TOGETHER,), jnp.int32),
-        matrices(2, _TEAMS, _KEYS, _ROWS),  # ds^T
-        matrices(_TEAMS, _ROWS, WIDTH // _TEAMS),  # dq
+        matrices(2, TEAMS, _KEYS, ROWS),  # ds^T
+        matrices(TEAMS, ROWS, _DIMS),  # dq
         plgpu.Barrier(),
-        plgpu.Barrier(num_arrivals=2 * _TEAMS),
+        plgpu.Barrier(num_arrivals=2 * TEAMS),
         plgpu.Barrier(num_arrivals=2 * TOGETHER + 1, num_barriers=_RING),
-        plgpu.Barrier(num_arrivals=_TEAMS, num_barriers=_RING),
-        plgpu.Barrier(num_arrivals=_TEAMS),
+        plgpu.Barrier(num_arrivals=TEAMS, num_barriers=_RING),
+        plgpu.Barrier(num_arrivals=TEAMS),
     )
 
 
@@ -107,11 +112,10 @@ def _program(
         source = all_places.at[head, pl.ds(start, GROUPS * TOGETHER)]
         plgpu.copy_gmem_to_smem(source, places, places_there)
         for i, part in enumerate((k, v)):
-            for half in range(_TEAMS):
+            for half in range(TEAMS):
                 keys = part.at[blocks[head, piece], pl.ds(half * _KEYS, _KEYS), head]
                 plgpu.copy_gmem_to_smem(keys, block.at[i, half], block_there)
         plgpu.barrier_wait(places_there)
-        fetch = functools.partial(_fetch, q, d_out, rows, head, queries, own_rows, places, pair)
 
         def step(i, carry):
             slot = lax.rem(i, _RING)
@@ -120,7 +124,9 @@ def _program(
             def _():
                 plgpu.barrier_wait(read.at[slot])
 
-            fetch(i, first + i, slot, there.at[slot])
+            plgpu.copy_gmem_to_smem(rows.at[head, first + i], own_rows.at[slot], there.at[slot])
+            tiles = queries.at[slot, 0], queries.at[slot, 1]
+            fetch((q, d_out), head, places_of(places, i), pair, tiles, there.at[slot])
             return carry
 
         lax.fori_loop(0, count, step, None)
@@ -140,7 +146,8 @@ def _program(
             plgpu.barrier_arrive(ready)
             d_k, d_v, part = _products(p, d_s, tiles, shared, block.at[0], team, ready, sums)
             plgpu.barrier_arrive(read.at[slot])
-            _store(part, result.at[team], d_q, places, i, head, team, pair)
+            own, dims = places_of(places, i), pl.ds(team * _DIMS, _DIMS)
+            store(part, result.at[team], d_q, head, own, pair, dims)
             return d_k, d_v
 
         zeros = plgpu.layout_cast(jnp.zeros((_KEYS, WIDTH), jnp.float32), _WGMMA)
@@ -149,27 +156,15 @@ def _program(
         parts[head, piece, 1, team] = d_v
         plgpu.wait_smem_to_gmem(0)
 
-    @pl.when(team < _TEAMS)
+    @pl.when(team < TEAMS)
     def _():
-        plgpu.set_max_registers(_MULTIPLYING, action="increase")
+        plgpu.set_max_registers(MULTIPLYING, action="increase")
         pl.when(count > 0)(multiply)
 
-    @pl.when(team == _TEAMS)
+    @pl.when(team == TEAMS)
     def _():
-        plgpu.set_max_registers(_COPYING, action="decrease")
+        plgpu.set_max_registers(COPYING, action="decrease")
         pl.when(count > 0)(copy)
-
-
-def _fetch(q, d_out, rows, head, queries, own_rows, places, pair: Pair, i, group, slot, there):
-    """A group's q, dO and rows."""
-    plgpu.copy_gmem_to_smem(rows.at[head, group], own_rows.at[slot], there)
-    for n in range(TOGETHER):
-        place = places[i * TOGETHER + n]
-        query = jnp.maximum(place, ~place) >> pair.slot_bits
-        for half, source in enumerate((q, d_out)):
-            mine = source.at[query, pl.ds(head * HEADS, HEADS)]
-            to = queries.at[slot, half, pl.ds(n * HEADS, HEADS)]
-            plgpu.copy_gmem_to_smem(mine, to, there)
 
 
 def _weigh(block, tiles, rows, slot, team, scale: float):
@@ -180,7 +175,7 @@ def _weigh(block, tiles, rows, slot, team, scale: float):
             plgpu.wgmma(sums, part.at[team], tile.transpose((1, 0)))
         return s[...], d_p[...]
 
-    shape = (_KEYS, _ROWS)
+    shape = (_KEYS, ROWS)
     s, d_p = pl.run_scoped(products, _ACC(shape, jnp.float32), _ACC(shape, jnp.float32))
     return _soften(scale)(s, d_p, rows, slot, team)
 
@@ -193,32 +188,31 @@ def _soften(scale: float):
     )
     def soften(_, s, d_p, rows, slot, team):
         g, t = lanes.lane() >> 2, lanes.lane() & 3
-        first = (lanes.warp() << 4) + g + lanes.scalar(team) * _KEYS
-        keys = [first, first + 8]
-        at = lanes.scalar(slot) * (3 * _ROWS * 4) + (t << 3)
+        key = (lanes.warp() << 4) + g + lanes.scalar(team) * _KEYS
+        at = lanes.scalar(slot) * (3 * ROWS * 4) + (t << 3)
         weights, changes = [], []
-        for n, (scores, products) in enumerate(
-            zip(lanes.tiles_of(s), lanes.tiles_of(d_p), strict=True)
-        ):
-            lse, delta, last = (
-                lanes.load_words(lanes.address(rows), at + (i * _ROWS * 4 + 32 * n), 2)
-                for i in range(3)
-            )
-            lse, delta = ([lanes.real_of_bits(x) for x in pair] for pair in (lse, delta))
-            p, d_s = [], []
-            for i, (score, product) in enumerate(zip(scores, products, strict=True)):
-                row, half = i % 2, i // 2
-                power = lanes.multiply_add(score, lanes.real(scale * _LOG2E), lse[row])
-                weight = lanes.select(
-                    last[row].below(keys[half]), lanes.real(0.0), lanes.exp2(power)
-                )
-                p.append(weight)
-                d_s.append(weight * (product - delta[row]))
+        for n, tiles in enumerate(zip(lanes.tiles_of(s), lanes.tiles_of(d_p), strict=True)):
+            parts = [at + (i * ROWS * 4 + 32 * n) for i in range(3)]
+            parts = [lanes.load_words(lanes.address(rows), part, 2) for part in parts]
+            p, d_s = _soften_tile(tiles, parts, [key, key + 8], lanes.real(scale * _LOG2E))
             weights.append([lanes.bf16_of_reals(*p[i : i + 2]) for i in (0, 2)])
             changes.append([lanes.bf16_of_reals(*d_s[i : i + 2]) for i in (0, 2)])
         return [lanes.bf16_accumulator(x) for x in (weights, changes)]
 
     return soften
+
+
+def _soften_tile(tiles, parts, keys, scale) -> tuple[list, list]:
+    """A lane's four values of 8 columns: those of two rows, for two keys."""
+    lse, delta, last = parts
+    p, d_s = [], []
+    for i, (score, product) in enumerate(zip(*tiles, strict=True)):
+        half, row = divmod(i, 2)
+        power = lanes.multiply_add(score, scale, lanes.real_of_bits(lse[row]))
+        hidden = last[row].below(keys[half])
+        p.append(lanes.select(hidden, lanes.real(0.0), lanes.exp2(power)))
+        d_s.append(p[-1] * (product - lanes.real_of_bits(delta[row])))
+    return p, d_s
 
 
 def _products(p, d_s, tiles, shared, keys, team, ready, sums) -> tuple[Any, ...]:
@@ -229,25 +223,9 @@ def _products(p, d_s, tiles, shared, keys, team, ready, sums) -> tuple[Any, ...]
         plgpu.wgmma(d_v, p, tiles[1])
         plgpu.wgmma(d_k, d_s, tiles[0])
         plgpu.barrier_wait(ready)
-        for half in range(_TEAMS):
-            own = keys.at[half, :, pl.ds(team * (WIDTH // _TEAMS), WIDTH // _TEAMS)]
+        for half in range(TEAMS):
+            own = keys.at[half, :, pl.ds(team * (_DIMS), _DIMS)]
             plgpu.wgmma(d_q, shared.at[half].transpose((1, 0)), own)
 
-    zeros = plgpu.layout_cast(jnp.zeros((_ROWS, WIDTH // _TEAMS), jnp.float32), _WGMMA)
+    zeros = plgpu.layout_cast(jnp.zeros((ROWS, _DIMS), jnp.float32), _WGMMA)
     return pl.run_state(add)(tuple(_ACC.init(x) for x in (*sums, zeros)))
-
-
-def _store(part, result, d_q, places, i, head, team, pair: Pair):
-    """This team's half of the dimensions of a group's dq, each pair's at its slot."""
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    result[...] = part.astype(jnp.bfloat16)
-    plgpu.commit_smem()
-    for n in range(TOGETHER):
-        place = places[i * TOGETHER + n]
-
-        @pl.when(place >= 0)
-        def _(n=n, place=place):
-            query, slot = place >> pair.slot_bits, place & ((1 << pair.slot_bits) - 1)
-            half = pl.ds(team * (WIDTH // _TEAMS), WIDTH // _TEAMS)
-            to = d_q.at[query, head, slot, :, half]
-            plgpu.copy_smem_to_gmem(result.at[pl.ds(n * HEADS, HEADS)], to)

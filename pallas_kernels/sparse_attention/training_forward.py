@@ -19,16 +19,24 @@ from jaxtyping import Array, Float
 from pallas_kernels import lanes
 from pallas_kernels.sparse_attention.pairs import Pair
 from pallas_kernels.sparse_attention.pieces import GROUPS, TOGETHER, Pieces
+from pallas_kernels.sparse_attention.training_rows import (
+    BLOCK,
+    COPYING,
+    HEADS,
+    MULTIPLYING,
+    ROWS,
+    TEAMS,
+    WIDTH,
+    fetch,
+    matrices,
+    places_of,
+    store,
+)
 
-HEADS, WIDTH, BLOCK = 16, 128, 128
-_ROWS = TOGETHER * HEADS  # of a matrix product
-_TEAMS = 2  # warpgroups that multiply
 _RING = 4
-_MULTIPLYING, _COPYING = 232, 40  # registers of a thread
 _LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = _WGMMA.reduce(1)
-_TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 _ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -50,7 +58,7 @@ def attend(
         ),
         grid=(K, n),
         grid_names=("head", "piece"),
-        num_threads=_TEAMS + 1,
+        num_threads=TEAMS + 1,
         thread_name="team",
         scratch_types=_scratch(),
         compiler_params=plgpu.CompilerParams(
@@ -63,11 +71,11 @@ def attend(
 
 def _scratch() -> tuple:
     return (
-        plgpu.SMEM((2, BLOCK, WIDTH), jnp.bfloat16, transforms=_TILED),  # k and v
-        plgpu.SMEM((_RING, _ROWS, WIDTH), jnp.bfloat16, transforms=_TILED),  # q
-        plgpu.SMEM((_RING, _ROWS), jnp.float32),
+        matrices(2, BLOCK, WIDTH),  # k and v
+        matrices(_RING, ROWS, WIDTH),  # q
+        plgpu.SMEM((_RING, ROWS), jnp.float32),
         plgpu.SMEM((GROUPS * TOGETHER,), jnp.int32),
-        plgpu.SMEM((_TEAMS, _ROWS, WIDTH), jnp.float16, transforms=_TILED),  # results
+        matrices(TEAMS, ROWS, WIDTH, dtype=jnp.float16),  # results
         plgpu.Barrier(),
         plgpu.Barrier(num_arrivals=2),
         plgpu.Barrier(num_arrivals=TOGETHER + 1, num_barriers=_RING),
@@ -100,12 +108,8 @@ def _program(
                 plgpu.barrier_wait(read.at[slot])
 
             plgpu.copy_gmem_to_smem(last.at[head, first + i], own_last.at[slot], there.at[slot])
-            for n in range(TOGETHER):
-                place = places[i * TOGETHER + n]
-                query = jnp.maximum(place, ~place) >> pair.slot_bits
-                to = queries.at[slot, pl.ds(n * HEADS, HEADS)]
-                mine = q.at[query, pl.ds(head * HEADS, HEADS)]
-                plgpu.copy_gmem_to_smem(mine, to, there.at[slot])
+            own = places_of(places, i)
+            fetch((q,), head, own, pair, (queries.at[slot],), there.at[slot])
             return carry
 
         lax.fori_loop(0, count, step, None)
@@ -115,33 +119,34 @@ def _program(
         plgpu.barrier_wait(block_there)
 
         def step(turn, carry):
-            i = turn * _TEAMS + team
+            i = turn * TEAMS + team
             slot = lax.rem(i, _RING)
             plgpu.barrier_wait(there.at[slot])
             s = _scores(queries.at[slot], block.at[0], own_last, slot, scale)
             plgpu.barrier_arrive(read.at[slot])
             sums, top, total = _weighted(s, block.at[1])
             _write_lse(pair, lse.shape)(top, total, lse, places, i, head)
-            _store(sums, results.at[team], out, places, i, head, pair)
+            own = places_of(places, i)
+            store(sums, results.at[team], out, head, own, pair, pl.ds(0, WIDTH))
             return carry
 
-        lax.fori_loop(0, lax.div(count - team + 1, _TEAMS), step, None)
+        lax.fori_loop(0, lax.div(count - team + 1, TEAMS), step, None)
         plgpu.wait_smem_to_gmem(0)
 
-    @pl.when(team < _TEAMS)
+    @pl.when(team < TEAMS)
     def _():
-        plgpu.set_max_registers(_MULTIPLYING, action="increase")
+        plgpu.set_max_registers(MULTIPLYING, action="increase")
         pl.when(count > 0)(multiply)
 
-    @pl.when(team == _TEAMS)
+    @pl.when(team == TEAMS)
     def _():
-        plgpu.set_max_registers(_COPYING, action="decrease")
+        plgpu.set_max_registers(COPYING, action="decrease")
         pl.when(count > 0)(copy)
 
 
 def _scores(tile, keys, last, slot, scale: float):
     """Scaled scores in powers of two; -inf for keys that a row does not see."""
-    shape = (_ROWS, BLOCK)
+    shape = (ROWS, BLOCK)
 
     def product(sums):
         plgpu.wgmma(sums, tile, keys.transpose((1, 0)))
@@ -165,7 +170,7 @@ def _weighted(s, values):
         plgpu.wgmma(sums, weights, values)
         return sums[...]
 
-    sums = pl.run_scoped(product, _ACC((_ROWS, WIDTH), jnp.float32))
+    sums = pl.run_scoped(product, _ACC((ROWS, WIDTH), jnp.float32))
     inverse = 1.0 / jnp.where(total > 0.0, total, 1.0)
     return sums * lax.broadcast_in_dim(inverse, sums.shape, [0]), top, total
 
@@ -193,18 +198,3 @@ def _write_lse(pair: Pair, shape):
         lanes.when(lanes.both(used, t.below(1)), store)
 
     return write
-
-
-def _store(sums, result, out, places, i, head, pair: Pair):
-    """Each pair's partial result at its slot."""
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    result[...] = sums.astype(jnp.float16)
-    plgpu.commit_smem()
-    for n in range(TOGETHER):
-        place = places[i * TOGETHER + n]
-
-        @pl.when(place >= 0)
-        def _(n=n, place=place):
-            query, slot = place >> pair.slot_bits, place & ((1 << pair.slot_bits) - 1)
-            to = out.at[query, head, slot]
-            plgpu.copy_smem_to_gmem(result.at[pl.ds(n * HEADS, HEADS)], to)

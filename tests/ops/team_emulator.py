@@ -231,11 +231,17 @@ def _fakes() -> dict[str, Any]:
 
 
 def launch(
-    monkeypatch, module, kernel: Callable, grid: dict[str, int], teams: int, refs, scratch: Callable
+    monkeypatch,
+    modules,
+    kernel: Callable,
+    grid: dict[str, int],
+    teams: int,
+    refs,
+    scratch: Callable,
 ):
     """Runs all programs of a grid on these references, each with new memory of `scratch()`."""
     with monkeypatch.context() as patch:
-        for name, fake in _fakes().items():
+        for (name, fake), module in itertools.product(_fakes().items(), modules):
             if hasattr(module, name):
                 patch.setattr(module, name, fake)
         for place in itertools.product(*map(range, grid.values())):

@@ -19,6 +19,7 @@ from pallas_kernels.sparse_attention import (
     training,
     training_backward,
     training_forward,
+    training_rows,
 )
 from tests.numerics import assert_close
 from tests.ops.team_emulator import Barrier, Ref, launch
@@ -41,7 +42,7 @@ def _run(monkeypatch, module, work, scale, results, scratch, *inputs):
     def run(*arrays):
         refs = [*(Ref(np.asarray(x)) for x in arrays), *(_empty(*x, dtype=y) for x, y in results)]
         grid = {"head": K, "piece": pieces_of_heads}
-        launch(monkeypatch, module, kernel, grid, 3, refs, scratch)
+        launch(monkeypatch, (module, training_rows), kernel, grid, 3, refs, scratch)
         return [one.array for one in refs[len(arrays) :]]
 
     shapes = [jax.ShapeDtypeStruct(*one) for one in results]
@@ -87,7 +88,7 @@ def _add(monkeypatch, *inputs):
     def run(*arrays):
         sums = _empty(*shape, dtype=np.float32)
         refs = [*(Ref(np.asarray(x)) for x in arrays), sums]
-        launch(monkeypatch, piece_sums, piece_sums._program, grid, 1, refs, tuple)
+        launch(monkeypatch, (piece_sums,), piece_sums._program, grid, 1, refs, tuple)
         return sums.array
 
     return jax.pure_callback(run, jax.ShapeDtypeStruct(shape, np.float32), *inputs)
