@@ -68,6 +68,7 @@ from pallas_kernels.lanes.fragments import (
 )
 from pallas_kernels.lanes.memory import (
     address,
+    arrive,
     at,
     element,
     in_cluster,
@@ -100,6 +101,7 @@ __all__ = [
     "address",
     "any_lane",
     "array_of",
+    "arrive",
     "at",
     "bf16_accumulator",
     "bf16_of_reals",
