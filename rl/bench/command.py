@@ -16,9 +16,9 @@ from configs.cli import read_config
 from configs.model import ModelConfig
 from configs.presets import PRESETS
 from configs.rl import GRPO_PRESETS, GRPOConfig
+from minimax_jax.bench.calls import fallbacks_of
 from minimax_jax.bench.command import device_limits, shortened
 from minimax_jax.bench.layer import of_layers
-from minimax_jax.bench.calls import fallbacks_of
 from minimax_jax.cache import formats_of
 from minimax_jax.loaded import LoadedModel
 from minimax_jax.quantize import FORMATS
