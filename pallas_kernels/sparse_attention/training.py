@@ -24,7 +24,7 @@ from pallas_kernels.dispatch import refuse_device
 from pallas_kernels.layouts.pages import Blocks, Source
 from pallas_kernels.sparse_attention import piece_sums, slots, training_backward, training_forward
 from pallas_kernels.sparse_attention.pairs import Pair
-from pallas_kernels.sparse_attention.pieces import Pieces, pieces_of
+from pallas_kernels.sparse_attention.pieces import pieces_of
 from pallas_kernels.sparse_attention.training_rows import BLOCK, HEADS, WIDTH
 
 _MAX_PARTIAL = 1 << 30
@@ -117,7 +117,7 @@ def _attend_chunk(chunk, k, v, scale: float):
     """(out [T, N, H], lse [T, N])."""
     q, ids, pages, positions = chunk
     pieces = pieces_of(ids, pages, positions, *k.shape[:2])
-    out, lse = training_forward.attend(q, k, v, _last(pieces).astype(jnp.float32), pieces, scale)
+    out, lse = training_forward.attend(q, k, v, pieces, scale)
     lse = jnp.where(pages[..., None] >= 0, lse, -jnp.inf)
     out, lse = slots.merge(out[None], lse[None])
     return out.reshape(q.shape), lse.reshape(q.shape[:-1])
@@ -130,13 +130,9 @@ def _differentiate_chunk(chunk, k, v, scale: float):
     heads = *ids.shape[:2], HEADS
     rows = [pieces.of_rows(x.reshape(heads)) for x in (lse, delta)]
     rows = [lax.bitcast_convert_type(x, jnp.int32) for x in rows]
-    rows = jnp.stack([*rows, _last(pieces)], axis=2)  # [K, I, 3, rows]
+    last = jnp.repeat(pieces.last, HEADS, axis=-1)
+    rows = jnp.stack([*rows, last], axis=2)  # [K, I, 3, rows]
     d_q, parts = training_backward.differentiate(q, d_out, k, v, rows, pieces, scale)
     d_q = jnp.where(pages[..., None, None] >= 0, d_q.astype(jnp.float32), 0.0)
     d_q = (jnp.sum(d_q, axis=2) * scale).reshape(q.shape).astype(q.dtype)
     return d_q, piece_sums.add(parts, pieces.starts, pieces.counts)
-
-
-def _last(pieces: Pieces) -> Int[Array, "K I rows"]:
-    """The last token of the block that each row of a group sees."""
-    return jnp.repeat(pieces.last, HEADS, axis=-1)

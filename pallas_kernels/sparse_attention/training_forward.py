@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels import lanes
+from pallas_kernels import half_block, lanes
 from pallas_kernels.sparse_attention.pairs import Pair
 from pallas_kernels.sparse_attention.pieces import GROUPS, TOGETHER, Pieces
 from pallas_kernels.sparse_attention.training_rows import (
@@ -37,6 +37,7 @@ _RING = 4
 _LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = _WGMMA.reduce(1)
+_SCORES = plgpu.ShapeDtypeStruct((ROWS, BLOCK), jnp.float32, layout=_WGMMA)
 _ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -44,7 +45,6 @@ def attend(
     q: Float[Array, "T N H"],
     k: Float[Array, "P Z K H"],
     v: Float[Array, "P Z K H"],
-    last: Float[Array, "K I rows"],
     pieces: Pieces,
     scale: float,
 ) -> tuple[Float[Array, "T K C G H"], Float[Array, "T K C G"]]:
@@ -65,27 +65,28 @@ def attend(
             lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
         ),
     )
-    place = jnp.pad(pieces.place.reshape(K, -1), ((0, 0), (0, GROUPS * TOGETHER)))
-    return kernel(q, k, v, last, place, pieces.block, pieces.first, pieces.groups)
+    behind = (0, 0), (0, GROUPS * TOGETHER)  # what the last piece reads too
+    places = [jnp.pad(x.reshape(K, -1), behind) for x in (pieces.place, pieces.last)]
+    return kernel(q, k, v, *places, pieces.block, pieces.first, pieces.groups)
 
 
 def _scratch() -> tuple:
     return (
         matrices(2, BLOCK, WIDTH),  # k and v
         matrices(_RING, ROWS, WIDTH),  # q
-        plgpu.SMEM((_RING, ROWS), jnp.float32),
+        plgpu.SMEM((GROUPS * TOGETHER,), jnp.int32),
         plgpu.SMEM((GROUPS * TOGETHER,), jnp.int32),
         matrices(TEAMS, ROWS, WIDTH, dtype=jnp.float16),  # results
-        plgpu.Barrier(),
         plgpu.Barrier(num_arrivals=2),
-        plgpu.Barrier(num_arrivals=TOGETHER + 1, num_barriers=_RING),
+        plgpu.Barrier(num_arrivals=2),
+        plgpu.Barrier(num_arrivals=TOGETHER, num_barriers=_RING),
         plgpu.Barrier(num_barriers=_RING),
     )
 
 
 def _program(
-    q, k, v, last, all_places, blocks, firsts, counts, out, lse,
-    block, queries, own_last, places, results,
+    q, k, v, all_places, all_lasts, blocks, firsts, counts, out, lse,
+    block, queries, places, lasts, results,
     places_there, block_there, there, read,
     *, pair: Pair, scale: float,
 ):  # fmt: skip
@@ -93,8 +94,9 @@ def _program(
     first, count = firsts[head, piece], counts[head, piece]
 
     def copy():
-        source = all_places.at[head, pl.ds(first * TOGETHER, GROUPS * TOGETHER)]
-        plgpu.copy_gmem_to_smem(source, places, places_there)
+        for source, to in ((all_places, places), (all_lasts, lasts)):
+            mine = source.at[head, pl.ds(first * TOGETHER, GROUPS * TOGETHER)]
+            plgpu.copy_gmem_to_smem(mine, to, places_there)
         for i, part in enumerate((k, v)):
             keys = part.at[blocks[head, piece], :, head]
             plgpu.copy_gmem_to_smem(keys, block.at[i], block_there)
@@ -107,7 +109,6 @@ def _program(
             def _():
                 plgpu.barrier_wait(read.at[slot])
 
-            plgpu.copy_gmem_to_smem(last.at[head, first + i], own_last.at[slot], there.at[slot])
             own = places_of(places, i)
             fetch((q,), head, own, pair, (queries.at[slot],), there.at[slot])
             return carry
@@ -122,7 +123,7 @@ def _program(
             i = turn * TEAMS + team
             slot = lax.rem(i, _RING)
             plgpu.barrier_wait(there.at[slot])
-            s = _scores(queries.at[slot], block.at[0], own_last, slot, scale)
+            s = _scores(queries.at[slot], block.at[0], lasts, i, scale)
             plgpu.barrier_arrive(read.at[slot])
             sums, top, total = _weighted(s, block.at[1])
             _write_lse(pair, lse.shape)(top, total, lse, places, i, head)
@@ -144,18 +145,35 @@ def _program(
         pl.when(count > 0)(copy)
 
 
-def _scores(tile, keys, last, slot, scale: float):
+def _scores(tile, keys, lasts, i, scale: float):
     """Scaled scores in powers of two; -inf for keys that a row does not see."""
-    shape = (ROWS, BLOCK)
 
     def product(sums):
         plgpu.wgmma(sums, tile, keys.transpose((1, 0)))
         return sums[...]
 
-    s = pl.run_scoped(product, _ACC(shape, jnp.float32)) * (scale * _LOG2E)
-    seen = lax.broadcast_in_dim(plgpu.load(last, (slot,), layout=_ROW), shape, [0])
-    key = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=_WGMMA)
-    return jnp.where(key.astype(jnp.float32) <= seen, s, -jnp.inf)
+    s = pl.run_scoped(product, _ACC((ROWS, BLOCK), jnp.float32))
+    return _hide(s, lasts, i) * (scale * _LOG2E)
+
+
+def _hide(s, lasts, i):
+    """-inf for keys behind the last one that a pair sees; a warp, which has a pair's rows, does
+    nothing where that sees the whole block.
+    """
+
+    @lanes.code(_WGMMA, lanes.REF, lanes.SCALAR, returns=_SCORES)
+    def hide(_, s, lasts, i):
+        at = (lanes.scalar(i) << 2) + lanes.warp()
+        left = lanes.load_words(lanes.address(lasts), at << 2, 1)[0] + 1
+        tiles = lanes.tiles_of(s)
+        flat = lanes.branch(
+            left.below(BLOCK),
+            lambda: [x for values in half_block.hide(tiles, 0, left) for x in values],
+            [x for values in tiles for x in values],
+        )
+        return lanes.array_of([flat[i : i + 4] for i in range(0, len(flat), 4)])
+
+    return hide(s, lasts, i)
 
 
 def _weighted(s, values):

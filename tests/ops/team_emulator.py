@@ -106,10 +106,6 @@ def _copy_out(source, to):
     to.array[...] = source.array
 
 
-def _iota(dtype, shape, axis, layout):
-    return _broadcast(np.arange(shape[axis], dtype=dtype), shape, [axis])
-
-
 def _broadcast(x, shape, axes):
     own = [size if axis in axes else 1 for axis, size in enumerate(shape)]
     return np.broadcast_to(x.reshape(own), shape)
@@ -168,6 +164,14 @@ def _tiles_of(array):
     return [[emulated_lanes.Real(array[at]) for at in tile] for tile in places]
 
 
+def _array_of(tiles):
+    array = np.zeros((64, 8 * len(tiles)), np.float32)
+    for places, values in zip(_lane_rows_and_columns(array.shape[1]), tiles, strict=True):
+        for at, value in zip(places, values, strict=True):
+            array[at] = value.value
+    return array
+
+
 def _bf16_accumulator(tiles):
     array = np.zeros((64, 8 * len(tiles)), ml_dtypes.bfloat16)
     for places, words in zip(_lane_rows_and_columns(array.shape[1]), tiles, strict=True):
@@ -201,8 +205,6 @@ def _fakes() -> dict[str, Any]:
             copy_smem_to_gmem=_copy_out,
             barrier_wait=lambda barrier: barrier.wait(),
             barrier_arrive=lambda barrier: barrier.arrive(),
-            load=lambda ref, where, layout: ref[where],
-            broadcasted_iota=_iota,
             layout_cast=lambda array, _layout: array,
             set_max_registers=nothing,
             commit_smem=nothing,
@@ -222,6 +224,7 @@ def _fakes() -> dict[str, Any]:
                 "code": _locked_code,
                 "rows_of": rows_of,
                 "tiles_of": _tiles_of,
+                "array_of": _array_of,
                 "bf16_accumulator": _bf16_accumulator,
             },
             REF=None,

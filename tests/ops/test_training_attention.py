@@ -75,9 +75,9 @@ def _seen(last, work):
 _product = partial(jnp.einsum, precision="highest")
 
 
-def _attend(q, k, v, last, work, scale):
+def _attend(q, k, v, work, scale):
     s = _product("kngrhd,knzd->kngrhz", _operands(q, work), _keys(k, work)) * scale
-    s = jnp.where(_seen(last, work), s, -jnp.inf)
+    s = jnp.where(_seen(jnp.repeat(work.last, G, axis=-1), work), s, -jnp.inf)
     top = jnp.max(s, axis=-1, keepdims=True)
     p = jnp.exp(s - jnp.where(top == -jnp.inf, 0.0, top))
     total = jnp.sum(p, axis=-1)

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pallas_kernels import half_block
 from pallas_kernels.layouts.pages import Blocks
 from pallas_kernels.sparse_attention import (
     pairs,
@@ -33,33 +34,44 @@ def _empty(*shape, dtype=ml_dtypes.bfloat16):
     return Ref(np.full(shape, -7 if dtype is np.int32 else np.nan, dtype))
 
 
-def _run(monkeypatch, module, work, scale, results, scratch, *inputs):
+def _run(monkeypatch, module, work, scale, results, scratch, inputs, places):
     """All programs of a kernel on emulated memory, from within a jitted function."""
     pieces_of_heads = work.block.shape[1]
-    places = jnp.pad(work.place.reshape(K, -1), ((0, 0), (0, GROUPS * pieces.TOGETHER)))
+    behind = (0, 0), (0, GROUPS * pieces.TOGETHER)
+    places = [jnp.pad(x.reshape(K, -1), behind) for x in places]
     kernel = partial(module._program, pair=work.pair, scale=scale)
 
     def run(*arrays):
         refs = [*(Ref(np.asarray(x)) for x in arrays), *(_empty(*x, dtype=y) for x, y in results)]
         grid = {"head": K, "piece": pieces_of_heads}
-        launch(monkeypatch, (module, training_rows), kernel, grid, 3, refs, scratch)
+        launch(monkeypatch, (module, training_rows, half_block), kernel, grid, 3, refs, scratch)
         return [one.array for one in refs[len(arrays) :]]
 
     shapes = [jax.ShapeDtypeStruct(*one) for one in results]
-    return jax.pure_callback(run, shapes, *inputs, places, work.block, work.first, work.groups)
+    return jax.pure_callback(run, shapes, *inputs, *places, work.block, work.first, work.groups)
 
 
-def _attend(monkeypatch, q, k, v, last, work, scale):
+def _attend(monkeypatch, q, k, v, work, scale):
     def scratch():
         return (
-            *(_empty(2, Z, H), _empty(4, 64, H), _empty(4, 64, dtype=np.float32)),
-            *(_empty(4 * GROUPS, dtype=np.int32), _empty(2, 64, H, dtype=np.float16)),
-            *(Barrier(), Barrier(2), Barrier(5, 4), Barrier(1, 4)),
+            *(_empty(2, Z, H), _empty(4, 64, H)),
+            *(_empty(4 * GROUPS, dtype=np.int32) for _ in range(2)),
+            _empty(2, 64, H, dtype=np.float16),
+            *(Barrier(2), Barrier(2), Barrier(4, 4), Barrier(1, 4)),
         )
 
     slots = q.shape[0], K, C, G
     results = ((*slots, H), np.float16), (slots, np.float32)
-    return _run(monkeypatch, training_forward, work, scale, results, scratch, q, k, v, last)
+    return _run(
+        monkeypatch,
+        training_forward,
+        work,
+        scale,
+        results,
+        scratch,
+        (q, k, v),
+        [work.place, work.last],
+    )
 
 
 def _differentiate(monkeypatch, q, d_out, k, v, rows, work, scale):
@@ -76,7 +88,9 @@ def _differentiate(monkeypatch, q, d_out, k, v, rows, work, scale):
         ((K, n, 2, 2, 64, H), np.float32),
     )
     inputs = q, d_out, k, v, rows
-    d_q, parts = _run(monkeypatch, training_backward, work, scale, results, scratch, *inputs)
+    d_q, parts = _run(
+        monkeypatch, training_backward, work, scale, results, scratch, inputs, [work.place]
+    )
     return d_q, parts.reshape(K, n, 2, Z, H)
 
 
