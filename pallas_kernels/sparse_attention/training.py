@@ -7,9 +7,9 @@ merge of `slots`, backwards `training_backward`, whose slots of dq are summed by
 choice of blocks is not differentiated. No sum depends on chance: results are the same bits from run
 to run.
 
-Memory beside operands and results: a partial result of each slot of at most `_MAX_PARTIAL` bytes
-(queries are cut into chunks for that), the pieces' dk and dv (a tenth of it), and float32 sums of
-dk and dv.
+Memory beside operands and results: partial results of at most `_MAX_PARTIAL` bytes (queries are cut
+into chunks for that), the pieces' dk and dv (a seventh of it, and 128 KB for each block and KV
+head), and float32 sums of dk and dv, as much again.
 """
 
 from functools import partial
