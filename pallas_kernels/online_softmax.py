@@ -42,14 +42,6 @@ def soften(scores: Any, unit: float, sums: Any, tops: Any, totals: Any) -> tuple
     )
 
 
-def soften_once(scores: Any, unit: float, rows: Any) -> tuple[Any, ...]:
-    """Weights, tops and totals of scores that come alone; `rows` (64,) lies as tops will."""
-    tiles = lanes.tiles_of(scores)
-    tops = [_row_maximum(tiles, half) * lanes.real(unit) for half in (0, 1)]
-    weights, totals = _weigh(tiles, unit, tops, [lanes.real(0.0)] * 2)
-    return weights, lanes.with_rows(rows, tops), lanes.with_rows(rows, totals)
-
-
 def _weigh(
     tiles: list[list[Real]], unit: float, tops: list[Real], totals: list[Real]
 ) -> tuple[Any, list[Real]]:

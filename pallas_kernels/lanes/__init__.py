@@ -68,7 +68,6 @@ from pallas_kernels.lanes.fragments import (
 )
 from pallas_kernels.lanes.memory import (
     address,
-    arrive,
     at,
     element,
     in_cluster,
@@ -101,7 +100,6 @@ __all__ = [
     "address",
     "any_lane",
     "array_of",
-    "arrive",
     "at",
     "bf16_accumulator",
     "bf16_of_reals",

@@ -82,15 +82,6 @@ def take_ticket(pointer: Any) -> Word:
     return Word(llvm.atomicrmw(kind, pointer, one, order))
 
 
-def arrive(pointer: Any) -> Word:
-    """Adds one to a word of the device's memory that programs share; its value before.
-
-    What this lane's warpgroup stored before a barrier and this is seen by whoever comes later.
-    """
-    text = "fence.acq_rel.gpu;\natom.acq_rel.gpu.add.u32 $0, [$1], 1;\nfence.acq_rel.gpu;"
-    return Word(llvm.inline_asm(i32(), [pointer], text, "=r,l,~{memory}", has_side_effects=True))
-
-
 def in_cluster(pointer: Any, rank: Word | int) -> Any:
     """The address of the same shared memory in another CTA of the cluster."""
     return nvvm.mapa(llvm.PointerType.get(7), pointer, word(rank).value)

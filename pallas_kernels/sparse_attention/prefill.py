@@ -5,15 +5,15 @@ tiles x slices of `PAIRS` sorted pairs, one warpgroup each. A program walks the 
 its slice: the page is fetched while the run before is computed, decoded once into shared memory
 (`nvfp4_block`), and used for all pairs of the run, four at a time: their 4 x 16 query heads are the
 64 rows of wgmma, q · k, softmax and p · v stay in registers. One partial result (float16, with its
-log-sum-exp) is written for each pair; the last program of a row merges the slots of each query in
-their own order (`finish`), so that the result does not depend on the batch.
+log-sum-exp) is written for each pair; a second kernel (`slots`) merges the slots of a query in
+their own order, so that the result does not depend on the batch.
 
 Memory: 18,432 bytes a run, 4 KB of queries (mostly from the L2) and 4 KB of partial results a pair,
-which are read once more. Partial results of at most `_MAX_PARTIAL` bytes are alive at once.
+which are read once more: what bounds it when blocks are independent. Partial results of at most
+`_MAX_PARTIAL` bytes are alive at once.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import half_block, lanes, online_softmax
+from pallas_kernels import half_block, lanes
 from pallas_kernels.lanes import Word
 from pallas_kernels.layouts.pages import Pages, Source
 from pallas_kernels.nvfp4_lanes import DECODED
-from pallas_kernels.sparse_attention import decode, finish, nvfp4_block
+from pallas_kernels.sparse_attention import decode, nvfp4_block, slots
 from pallas_kernels.sparse_attention.pairs import END, Pair
 
 PAIRS = 128  # of one program
@@ -90,33 +90,24 @@ def _attend_group(q, k: Pages, v: Pages, block_ids, block_table, positions, scal
     some = (ids >= 0) & (pages >= 0)
     keys = pair.sort(ids.swapaxes(1, 2), some.swapaxes(1, 2)).reshape(B * K, T * C)
     keys = jnp.pad(keys, ((0, 0), (0, -T * C % PAIRS)), constant_values=END)
-    # The slices of a row are side by side, so that rows end one after the other.
-    mesh = plgpu.Mesh(grid=(keys.size // PAIRS,), grid_names=("program",))
-    kernel: Any = pl.kernel(
-        lanes.named("sparse_attention_prefill", _program, pair=pair, scale=scale),
+    kernel = plgpu.kernel(
+        lanes.named("sparse_attention_prefill", _attend, pair=pair, scale=scale),
         out_type=(
             jax.ShapeDtypeStruct((B, T, K, C, _HEADS, _WIDTH), jnp.float16),
             jax.ShapeDtypeStruct((B, T, K, C, _HEADS), jnp.float32),
-            jax.ShapeDtypeStruct((B, T, K, _HEADS, _WIDTH), q.dtype),
-            jax.ShapeDtypeStruct((B, T, K, _HEADS), jnp.float32),
         ),
-        mesh=mesh,
+        grid=(B * K, keys.shape[1] // PAIRS),
+        grid_names=("row", "slice"),
+        scratch_types=_scratch(),
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
         ),
     )
     ends = jnp.max(at, axis=1) + 1
     lines = [jnp.asarray(x.line, jnp.int32).reshape(1) for x in (k, v)]
-    done = jax.new_ref(jnp.zeros(B * K, jnp.int32))  # the kernel's operand and result
-    *_, out, lse = kernel(done, q, keys, some.astype(jnp.int32), table, at, ends, *lines, k.pool)
+    out, lse = kernel(q, keys, table, at, ends, *lines, k.pool)
+    out, lse = slots.merge(out, jnp.where(some[..., None], lse, -jnp.inf))
     return out.reshape(q.shape), lse.reshape(B, T, -1)
-
-
-def _program(*refs, pair: Pair, scale: float) -> None:
-    """With its scratch memory: `pl.kernel`, which takes the counters in place, has none of Hopper's
-    kinds, and `plgpu.kernel` takes nothing in place.
-    """
-    pl.run_scoped(functools.partial(_attend, *refs, pair=pair, scale=scale), *_scratch())
 
 
 def _scratch() -> tuple:
@@ -133,15 +124,14 @@ def _scratch() -> tuple:
 
 
 def _attend(
-    done, q, all_keys, some, table, positions, ends, k_line, v_line, pool,
-    parts, part_lse, out, lse,
+    q, all_keys, table, positions, ends, k_line, v_line, pool, out, lse,
     raw, k_half, v_half, pairs, page_there, pairs_there,
     *, pair: Pair, scale: float,
 ):  # fmt: skip
     K = out.shape[2]
-    slices, program = all_keys.shape[1] // PAIRS, lax.axis_index("program")
-    row, first = program // slices, lax.rem(program, slices) * PAIRS
+    row = lax.axis_index("row")
     tile, head = row // K, lax.rem(row, K)
+    first = lax.axis_index("slice") * PAIRS
     plgpu.copy_gmem_to_smem(all_keys.at[row, pl.ds(first, PAIRS)], pairs, pairs_there)
     plgpu.barrier_wait(pairs_there)
 
@@ -165,7 +155,7 @@ def _attend(
             j = i + n * _TOGETHER
             where = tile, head, block, j, end
             return _attend_pairs(
-                q, positions, parts, part_lse, pairs, k_half, v_half, loaded, where, pair, scale
+                q, positions, out, lse, pairs, k_half, v_half, loaded, where, pair, scale
             )
 
         loaded = _load(pair, q.shape)(q, pairs, tile, head, i, end)
@@ -176,8 +166,6 @@ def _attend(
     lax.while_loop(
         lambda i: (i < PAIRS) & (pairs[jnp.minimum(i, PAIRS - 1)] != END), run, jnp.int32(0)
     )
-    end = finish.merge_when_last(slices, parts.shape)
-    end(done, pairs, parts, part_lse, some, out, lse, row)
 
 
 def _attend_pairs(
@@ -201,25 +189,18 @@ def _attend_pairs(
     )
     loaded = _load(pair, q.shape)(q, pairs, tile, head, j + _TOGETHER, end)
     s = _hide(pair, positions.shape)(s, positions, pairs, tile, block, j, end)
-    rows = plgpu.layout_cast(jnp.zeros((64,), jnp.float32), _ROW)
-    weights, top, total = _soften(scale * _LOG2E * DECODED)(s, rows)
+    x = s * (scale * _LOG2E * DECODED)
+    top = jnp.max(x, axis=1)
+    reference = jnp.where(top == -jnp.inf, 0.0, top)
+    p = jnp.exp2(x - lax.broadcast_in_dim(reference, x.shape, [0]))
+    total = jnp.sum(p, axis=1)
+    weights = p.astype(jnp.float16)
     sums = pl.run_scoped(
         functools.partial(product, a=(weights,), b=(v_half,)),
         _ACC((64, _WIDTH), jnp.float32),
     )
     _store(pair, out.shape)(sums, top, total, out, lse, pairs, tile, head, j, end)
     return tuple(loaded)
-
-
-def _soften(unit: float):
-    row = plgpu.ShapeDtypeStruct((64,), jnp.float32, layout=_ROW)
-    weights = plgpu.ShapeDtypeStruct((64, _BLOCK), jnp.float16, layout=_WGMMA)
-
-    @lanes.code(_WGMMA, _ROW, returns=(weights, row, row))
-    def run(_, s, rows):
-        return online_softmax.soften_once(s, unit, rows)
-
-    return run
 
 
 def _run_end(bits: int):
@@ -314,7 +295,7 @@ def _store(pair: Pair, shape):
         _, T, K, C, _, _ = shape
         query, slot = _own(pairs, j, end, pair)
         number = ((lanes.scalar(tile) * T + query) * K + lanes.scalar(head)) * C + slot
-        tops, totals = lanes.rows_of(top), online_softmax.all_columns(lanes.rows_of(total))
+        tops, totals = lanes.rows_of(top), lanes.rows_of(total)
         nothing, unit = lanes.real(0.0), lanes.real(DECODED)
         factors = [lanes.select(x.above(nothing), unit / x, nothing) for x in totals]
         g, t = lanes.lane() >> 2, lanes.lane() & 3

@@ -1,5 +1,5 @@
-"""Partial results of a query, one a slot, become one (`merge_slots` of `pairs`): by a kernel of its
-own, at the rate of a copy, or by the end of another one (`finish`).
+"""The end of a prefill kernel: a query's partial results, one a slot, become one (`merge_slots` of
+`pairs`, at the rate of a copy).
 
 Grid: a warpgroup for each query and KV head. A thread has 8 dimensions of head h and of head h + 8,
 16 bytes of either in every slot, and adds up the slots in their own order.
@@ -21,9 +21,7 @@ from pallas_kernels.lanes import REF, SCALAR, Real, Word
 
 _HEADS, _WIDTH = 16, 128
 _CHUNK = 8  # dimensions of a thread
-_RESULT_BYTES = _HEADS * _WIDTH * 2
 _LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
-_Halves = list[list]  # of a thread's two heads: each slot's
 
 
 def merge(
@@ -52,60 +50,32 @@ def _program(parts, part_lse, out, lse):
     @lanes.code(*[REF] * 4, SCALAR)
     def run(_, parts, part_lse, out, lse, query):
         number = lanes.scalar(query)
-        tops = load_tops(part_lse, number, slots)
-        merge_query(load_parts(parts, number, slots), tops, number, out, lse)
+        rows = _HEADS * _WIDTH * 2
+        source = lanes.element(lanes.address(parts), number, slots * rows)
+        tops = lanes.element(lanes.address(part_lse), number, slots * _HEADS * 4)
+        to = lanes.element(lanes.address(out), number, rows)
+        to_lse = lanes.element(lanes.address(lse), number, _HEADS * 4)
+        for half in (0, 1):
+            at = (lanes.thread() << 4) + half * (rows // 2)
+            head = (lanes.thread() >> 4) + half * (_HEADS // 2)
+            weights, total = _weights(tops, head, slots)
+            values = [lanes.real(0.0)] * _CHUNK
+            for slot, weight in enumerate(weights):
+                words = lanes.load_words(source, at + slot * rows, 4)
+                values = _add(values, words, weight)
+            words = [lanes.bf16_of_reals(values[i], values[i + 1]) for i in range(0, _CHUNK, 2)]
+            lanes.store_words(to, at, words)
+            first = (lanes.thread() & 15).equals(0)
+            lanes.when(first, partial(lanes.store_reals, to_lse, head << 2, [total]))
 
     run(parts, part_lse, out, lse, lax.axis_index("query"))
 
 
-def load_parts(parts: Any, number: Word, slots: int) -> _Halves:
-    """This thread's words of the `number`-th query and KV head: of two heads, each slot's."""
-    source = lanes.element(lanes.address(parts), number, slots * _RESULT_BYTES)
-    return [
-        [lanes.load_words(source, _place(half) + slot * _RESULT_BYTES, 4) for slot in range(slots)]
-        for half in (0, 1)
-    ]
-
-
-def load_tops(part_lse: Any, number: Word, slots: int) -> _Halves:
-    """The log-sum-exps that belong to them, as words."""
-    source = lanes.element(lanes.address(part_lse), number, slots * _HEADS * 4)
-    return [
-        [
-            lanes.load_words(source, (_head(half) << 2) + slot * (_HEADS * 4), 1)[0]
-            for slot in range(slots)
-        ]
-        for half in (0, 1)
-    ]
-
-
-def merge_query(parts: _Halves, tops: _Halves, number: Word, out: Any, lse: Any) -> None:
-    """Writes the result of the `number`-th query and KV head, and its log-sum-exp."""
-    to = lanes.element(lanes.address(out), number, _RESULT_BYTES)
-    to_lse = lanes.element(lanes.address(lse), number, _HEADS * 4)
-    for half in (0, 1):
-        weights, total = _weights([lanes.real_of_bits(x) for x in tops[half]])
-        values = [lanes.real(0.0)] * _CHUNK
-        for words, weight in zip(parts[half], weights, strict=True):
-            values = _add(values, words, weight)
-        words = [lanes.bf16_of_reals(values[i], values[i + 1]) for i in range(0, _CHUNK, 2)]
-        lanes.store_words(to, _place(half), words)
-        first = (lanes.thread() & 15).equals(0)
-        lanes.when(first, partial(lanes.store_reals, to_lse, _head(half) << 2, [total]))
-
-
-def _place(half: int) -> Word:
-    """The byte of a result at which this thread's 8 dimensions begin."""
-    return (lanes.thread() << 4) + half * (_RESULT_BYTES // 2)
-
-
-def _head(half: int) -> Word:
-    return (lanes.thread() >> 4) + half * (_HEADS // 2)
-
-
-def _weights(values: list[Real]) -> tuple[list[Real], Real]:
+def _weights(tops: Any, head: Word, slots: int) -> tuple[list[Real], Real]:
     """Each slot's share of a head's result, and the log-sum-exp of all."""
     nothing = lanes.real(0.0)
+    places = [(head << 2) + slot * (_HEADS * 4) for slot in range(slots)]
+    values = [lanes.load_reals(tops, place, 1)[0] for place in places]
     top = values[0]
     for one in values[1:]:
         top = lanes.maximum(top, one)

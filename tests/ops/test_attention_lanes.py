@@ -12,7 +12,7 @@ import pytest
 from pallas_kernels import half_block, nvfp4_lanes, online_softmax
 from pallas_kernels.layouts.pool import decode
 from pallas_kernels.nvfp4_lanes import DECODED
-from pallas_kernels.sparse_attention import finish, merge, nvfp4_block, nvfp4_page, slots
+from pallas_kernels.sparse_attention import merge, nvfp4_block, nvfp4_page, slots
 from pallas_kernels.sparse_attention.pairs import merge_slots
 from pallas_kernels.window_attention import page_block
 from tests.numerics import assert_close
@@ -196,49 +196,21 @@ def test_parts_are_merged_by_their_maxima(monkeypatch, seen, tiles):
     assert_close(lse, expected, "f32")
 
 
-def _parts(rng, B, T, K, C):
-    """(parts, log-sum-exps, which slots count), the others' junk; the last query has none."""
-    out = rng.standard_normal((B, T, K, C, G, H)).astype(np.float16)
-    lse = (3 * rng.standard_normal((B, T, K, C, G))).astype(np.float32)
-    some = rng.random((B, T, K, C)) < 0.7
-    some[-1, -1, -1] = False
-    out[~some], lse[~some] = np.nan, np.nan
-    return out, lse, some
-
-
-def _assert_merged(parts, merged, merged_lse):
-    out, lse, some = parts
-    lse = jnp.where(some[..., None], lse, -jnp.inf)
-    expected, expected_lse = merge_slots(jnp.asarray(out), lse)
-    assert_close(merged.astype(np.float32), expected, "bf16")
-    assert_close(merged_lse, expected_lse, "f32")
-
-
 def test_slots_are_merged_as_the_plain_code_merges_them(monkeypatch):
-    parts = out, lse, some = _parts(np.random.default_rng(0), 1, 3, 2, 5)
+    """Unused slots hold junk; the last query and head has none at all."""
+    rng = np.random.default_rng(0)
+    out = rng.standard_normal((1, 3, 2, 5, G, H)).astype(np.float16)
+    lse = (3 * rng.standard_normal((1, 3, 2, 5, G))).astype(np.float32)
+    unused = np.repeat(rng.random((1, 3, 2, 5, 1)) < 0.3, G, axis=-1)
+    unused[0, 2, 1] = True
+    out[unused], lse[unused] = np.nan, -np.inf
     merged = np.zeros((1, 3, 2, G, H), ml_dtypes.bfloat16)
     merged_lse = np.zeros((1, 3, 2, G), np.float32)
-    lse = np.where(some[..., None], lse, -np.inf).astype(np.float32)
     refs = (Ref(x) for x in (out, lse, merged, merged_lse))
     launch(monkeypatch, MODULES, 6, slots._program, *refs)
-    _assert_merged(parts, merged, merged_lse)
-
-
-def test_the_last_program_of_a_row_merges_its_slots(monkeypatch):
-    B, T, K, programs = 2, 3, 2, 4
-    parts = out, lse, some = _parts(np.random.default_rng(1), B, T, K, 5)
-    merged = np.full((B, T, K, G, H), np.nan, ml_dtypes.bfloat16)
-    merged_lse, done = np.full((B, T, K, G), np.nan, np.float32), np.zeros(B * K, np.int32)
-    refs = [Ref(x) for x in (done, np.zeros(1, np.int32), out, lse, some.astype(np.int32))]
-
-    def kernel(row, *refs):
-        finish.merge_when_last(programs, out.shape)(*refs, row)
-
-    for i in range(programs * B * K):  # the rows take turns
-        assert np.isnan(merged_lse).all() or i >= (programs - 1) * B * K
-        results = Ref(merged), Ref(merged_lse)
-        launch(monkeypatch, (*MODULES, finish), 1, partial(kernel, i % (B * K)), *refs, *results)
-    _assert_merged(parts, merged, merged_lse)
+    expected, expected_lse = merge_slots(jnp.asarray(out), jnp.asarray(lse))
+    assert_close(merged.astype(np.float32), expected, "bf16")
+    assert_close(merged_lse, expected_lse, "f32")
 
 
 def _products(monkeypatch, fill, q, order):
