@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import minimax_jax
+from minimax_jax import lora
 from minimax_jax.batch import pack
 from minimax_jax.cache import CacheFormats, pool_layout
 from minimax_jax.lora import LowRank
 from minimax_jax.model import Model
 from tests.model.models import random_loaded, random_model, small, tokens
+from tests.numerics import relative_error
 
 RANK = 4
 
@@ -123,3 +125,31 @@ def test_generate_uses_the_adapter():
         for one in (push, both_ways)
     ]
     assert (outputs[0] == 7) != (outputs[1] == 7)
+
+
+def test_beside_bfloat16_no_product_is_float32():
+    """Of both passes; and the values are the float32 ones to bfloat16's rounding."""
+    pair = low_rank(jnp.zeros((48, 32)), jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (5, 32), jnp.bfloat16)
+
+    def gradients(x, pair):
+        return jax.grad(lambda x, pair: jnp.sum(lora.low_rank(x, pair) ** 2), (0, 1))(x, pair)
+
+    equations = jax.make_jaxpr(gradients)(x, pair).jaxpr.eqns
+    products = [one for one in equations if one.primitive.name == "dot_general"]
+    assert len(products) == 6
+    assert {operand.aval.dtype for one in products for operand in one.invars} == {x.dtype}
+    whole = jax.tree.leaves(gradients(x.astype(jnp.float32), pair))
+    for one, expected in zip(jax.tree.leaves(gradients(x, pair)), whole, strict=True):
+        assert relative_error(one.astype(jnp.float32), expected) < 2e-2
+
+
+def test_experts_with_adapters_of_their_own_agree_beside_bfloat16():
+    pair = low_rank(jnp.zeros((3, 48, 32)), jax.random.key(0))
+    shared = replace(pair, a=pair.a[:1])
+    x, sizes = jax.random.normal(jax.random.key(1), (9, 32)), jnp.asarray([4, 0, 5])
+    for one in (pair, shared):
+        expected = lora.grouped_low_rank(x, one, sizes)
+        found = lora.grouped_low_rank(x.astype(jnp.bfloat16), one, sizes)
+        assert found.dtype == jnp.bfloat16
+        assert relative_error(found.astype(jnp.float32), expected) < 2e-2
