@@ -9,7 +9,7 @@ import pytest
 
 from minimax_jax.cache import pool_layout
 from pallas_kernels.block_select import block_select
-from pallas_kernels.kv_insert import kv_insert, norm_rope
+from pallas_kernels.kv_insert import norm_rope, with_queries
 from pallas_kernels.layouts.pages import Blocks, read
 from pallas_kernels.layouts.pool import CacheFormats, through_cache
 from pallas_kernels.sparse_attention import sparse_attention
@@ -72,18 +72,20 @@ def skip_rounding():
 
 
 def store_one_token_wrong():
-    def insert(pool, layout, line, rows, slots, transform):
+    def insert(pool, layout, line, rows, slots, *others):
         wrong = jnp.where((slots.places == 5)[:, None, None], 1.5 * rows.v, rows.v)
-        return kv_insert(pool, layout, line, replace(rows, v=wrong), slots, transform)
+        return with_queries(pool, layout, line, replace(rows, v=wrong), slots, *others)
 
-    return {"kv_insert": insert}
+    return {"with_queries": insert}
 
 
 def leave_queries_unrotated():
-    def norm(x, weight, cos, sin, eps):
-        return norm_rope(x, weight, jnp.ones_like(cos), jnp.zeros_like(sin), eps)
+    def insert(*operands):
+        *_, t, queries = operands
+        straight = jnp.ones_like(t.cos), jnp.zeros_like(t.sin), t.eps
+        return with_queries(*operands)[0], [norm_rope(*query, *straight) for query in queries]
 
-    return {"norm_rope": norm}
+    return {"with_queries": insert}
 
 
 def choose_the_block_before():
@@ -96,9 +98,10 @@ def choose_the_block_before():
 def read_own_key_unrounded():
     new = {}
 
-    def insert(pool, layout, line, rows, slots, t):
+    def insert(*operands):
+        *_, rows, slots, t, _ = operands
         new.update(k=norm_rope(rows.k, t.k_norm, t.cos, t.sin, t.eps), slots=slots)
-        return kv_insert(pool, layout, line, rows, slots, t)
+        return with_queries(*operands)
 
     def attend(q, k, *rest, scale):
         everywhere = jnp.broadcast_to(jnp.arange(NUM_BLOCKS), (k.num_heads, NUM_BLOCKS))
@@ -106,7 +109,7 @@ def read_own_key_unrounded():
         blocks = blocks.at[new["slots"].block_ids, new["slots"].places].set(new["k"])
         return sparse_attention(q, Blocks(blocks), *rest, scale=scale)
 
-    return {"kv_insert": insert, "sparse_attention": attend}
+    return {"with_queries": insert, "sparse_attention": attend}
 
 
 def decoded(fault=None):
