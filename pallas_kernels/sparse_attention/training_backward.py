@@ -224,7 +224,7 @@ def _products(p, d_s, tiles, shared, keys, team, ready, sums) -> tuple[Any, ...]
         plgpu.wgmma(d_k, d_s, tiles[0])
         plgpu.barrier_wait(ready)
         for half in range(TEAMS):
-            own = keys.at[half, :, pl.ds(team * (_DIMS), _DIMS)]
+            own = keys.at[half, :, pl.ds(team * _DIMS, _DIMS)]
             plgpu.wgmma(d_q, shared.at[half].transpose((1, 0)), own)
 
     zeros = plgpu.layout_cast(jnp.zeros((ROWS, _DIMS), jnp.float32), _WGMMA)
