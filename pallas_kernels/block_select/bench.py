@@ -94,7 +94,7 @@ def _score(case: AttentionCase) -> Chain:
         x.table,
         heads=case.kv_heads,
         block_size=case.block_size,
-        programs=score.programs(case.queries * case.kv_heads),
+        programs=score.programs(case.batch, case.queries * case.kv_heads, case.blocks),
     )
 
     def call(constants, q, line):

@@ -94,7 +94,7 @@ def _select(index_q, index_k: Pages, block_table, positions, *, top_k: int, **fo
     B, T, K, I = index_q.shape
     size, table = index_k.block_size, block_table.astype(jnp.int32)
     positions = positions.astype(jnp.int32)
-    programs = score.programs(T * K)
+    programs = score.programs(B, T * K, table.shape[1])
     plan = schedule.make(positions, table, heads=K, block_size=size, programs=programs)
     line = jnp.asarray(index_k.line, jnp.int32)
     rows = index_q.reshape(B, T * K, I)

@@ -7,8 +7,11 @@ give the maximum over the tiles as `query_rows` packs it, warp w's of its page.
 
 * `Few`, N <= 16: each warp by itself, mma.m16n8k16, queries in registers.
 * `Many`: the four warps together, wgmma, queries in shared memory, some tiles in flight.
+
+`best` is of whole pages; the functions below serve pieces of them as well.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,10 +23,12 @@ from pallas_kernels.block_select.query_rows import fold, pack, packed_type, plac
 from pallas_kernels.lanes import REF, SCALAR, Word
 
 CODE_BYTES, PAGE_BYTES = 8192, 9216
+ROW_CODES, ROW_SCALES = 512, 64  # bytes of a row of eight tokens
 TILES = 8  # of 16 tokens
 _WGMMA = plgpu.Layout.WGMMA
+HALF_OPERAND = plgpu.ShapeDtypeStruct((64, 64), jnp.float16, layout=_WGMMA)
 _SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-_FLIGHT = {32: 4, 64: 2, 128: 1}  # tiles of `Many` at once, by N: as many as registers allow
+_FLIGHT = {64: 2, 128: 1}  # tiles of `Many` at once, by N: as many as registers allow
 
 
 class Few:
@@ -45,17 +50,30 @@ class Few:
 
         @lanes.code(REF, REF, SCALAR, SCALAR)
         def load(_, q_ref, queries, start, end):
-            to = lanes.address(queries)
-
-            def place(row, chunk, words):
-                lane = ((row & 7) << 2) + (chunk >> 2)
-                at = ((row >> 3) << 11) + ((chunk & 3) << 9) + (lane << 4)
-                lanes.store_words(to, at, words)
-
             bounds = lanes.scalar(start), lanes.scalar(end)
-            place_rows(q_ref, q.dtype, num_rows, bounds, place)
+            place_rows(q_ref, q.dtype, num_rows, bounds, Few.place(lanes.address(queries)))
 
         load(q, queries, start, end)
+
+    @staticmethod
+    def place(to: Any) -> Callable[[Word, Word, list[Word]], None]:
+        """Stores a chunk of a row in the memory of that address, as `place_rows` asks."""
+
+        def place(row, chunk, words):
+            lane = ((row & 7) << 2) + (chunk >> 2)
+            at = ((row >> 3) << 11) + ((chunk & 3) << 9) + (lane << 4)
+            lanes.store_words(to, at, words)
+
+        return place
+
+    @staticmethod
+    def words(rows: Any, num_rows: int) -> list[list[list[Word]]]:
+        """The four pairs of each word w of this lane's query, per 8 rows."""
+        lane16 = lanes.lane() << 4
+        return [
+            [lanes.load_words(rows, lane16 + (2048 * n + 512 * w), 4) for w in range(4)]
+            for n in range(num_rows // 8)
+        ]
 
     @staticmethod
     def best(pages: Any, queries: Any, num_rows: int) -> Any:
@@ -63,11 +81,11 @@ class Few:
 
         @lanes.code(REF, REF, returns=packed_type(num_rows))
         def best(_, pages, queries):
-            page, rows = lanes.address(pages, lanes.warp() * PAGE_BYTES), lanes.address(queries)
-            b = [[_words(rows, n, w) for w in range(4)] for n in range(num_rows // 8)]
-            found = None
+            page = lanes.address(pages, lanes.warp() * PAGE_BYTES)
+            b, found = Few.words(lanes.address(queries), num_rows), None
             for tile in range(TILES):
-                found = fold(_multiply(page, tile, b), found)
+                low, high = _decoded(page, tile)
+                found = fold(multiply(low, high, b), found)
             assert found is not None
             return pack(found)
 
@@ -124,30 +142,31 @@ class Many:
 
             sums = plgpu.ACC((64, num_rows), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
             for part in pl.run_scoped(products, *[sums] * flight):
-                found = [_fold(num_rows, part, *found)]
+                found = [fold_array(num_rows, part, *found)]
         return found[0]
 
 
-def _words(rows: Any, group: int, w: int) -> list[Word]:
-    """The four pairs of word w of this lane's query, of 8 g .. 8 g + 7."""
-    return lanes.load_words(rows, (lanes.lane() << 4) + (2048 * group + 512 * w), 4)
+def load_row(codes: Any, row: int, rows: int) -> list[Word]:
+    """Codes (four words) and scales of this lane in a row of eight tokens, of as many as lie there
+    before their scales.
+    """
+    words = lanes.load_words(codes, (lanes.lane() << 4) + ROW_CODES * row, 4)
+    at = (lanes.lane() << 1) + (ROW_CODES * rows + ROW_SCALES * row)
+    return [*words, lanes.load_bits(codes, at, 16)]
 
 
-def _decoded(page: Any, tile: int) -> list[list[list[Word]]]:
-    """half2 words of a tile [rows g, g + 8][4 words][4 pairs]."""
-    rows = []
-    for row in (2 * tile, 2 * tile + 1):  # of eight tokens
-        codes = lanes.load_words(page, (lanes.lane() << 4) + 512 * row, 4)
-        scales = lanes.load_bits(page, (lanes.lane() << 1) + (CODE_BYTES + 64 * row), 16)
-        steps = nvfp4_lanes.scale_pairs(scales)
-        pairs = [nvfp4_lanes.code_pairs(one) for one in codes]
-        rows.append([[lanes.multiply_half2(x, steps[w // 2]) for x in pairs[w]] for w in range(4)])
-    return rows
+def decode_row(words: list[Word]) -> list[list[Word]]:
+    """half2 words [4 words][4 pairs] of what `load_row` gives."""
+    *codes, scales = words
+    steps = nvfp4_lanes.scale_pairs(scales)
+    pairs = [nvfp4_lanes.code_pairs(one) for one in codes]
+    return [[lanes.multiply_half2(x, steps[w // 2]) for x in pairs[w]] for w in range(4)]
 
 
-def _multiply(page: Any, tile: int, b: list[list[list[Word]]]) -> list[list[Any]]:
-    """One warp's sums of a tile, per 8 query rows."""
-    low, high = _decoded(page, tile)
+def multiply(
+    low: list[list[Word]], high: list[list[Word]], b: list[list[list[Word]]]
+) -> list[list[Any]]:
+    """One warp's sums of a tile of these two rows, per 8 query rows."""
     sums = [[lanes.real(0.0)] * 4 for _ in b]
     for w in range(4):
         for i in (0, 2):
@@ -159,20 +178,15 @@ def _multiply(page: Any, tile: int, b: list[list[list[Word]]]) -> list[list[Any]
     return sums
 
 
-def _operands(tile: int, pages: Any) -> tuple[Any, Any]:
-    """A tile of each warp's page as two A operands (64, 64): codes of words 0, 1 and of 2, 3."""
-    half = plgpu.ShapeDtypeStruct((64, 64), jnp.float16, layout=_WGMMA)
-
-    @lanes.code(REF, returns=(half, half))
-    def decode(_, pages):
-        low, high = _decoded(lanes.address(pages, lanes.warp() * PAGE_BYTES), tile)
-        columns = [[low[w][i], high[w][i]] for w in range(4) for i in range(4)]
-        return lanes.half_accumulator(columns[:8]), lanes.half_accumulator(columns[8:])
-
-    return decode(pages)
+def operands_of(low: list[list[Word]], high: list[list[Word]]) -> tuple[Any, Any]:
+    """Two A operands (`HALF_OPERAND`) of a tile of these two rows of each warp: codes of words 0, 1
+    and of 2, 3.
+    """
+    columns = [[low[w][i], high[w][i]] for w in range(4) for i in range(4)]
+    return lanes.half_accumulator(columns[:8]), lanes.half_accumulator(columns[8:])
 
 
-def _fold(num_rows: int, sums: Any, *found: Any) -> Any:
+def fold_array(num_rows: int, sums: Any, *found: Any) -> Any:
     """The maximum of a tile and of what was found before, if anything was."""
 
     @lanes.code(_WGMMA, *[_WGMMA] * len(found), returns=packed_type(num_rows))
@@ -181,3 +195,28 @@ def _fold(num_rows: int, sums: Any, *found: Any) -> Any:
         return pack(fold(lanes.tiles_of(sums), before))
 
     return folded(sums, *found)
+
+
+def sync_warps() -> None:
+    """Waits for the four warps of a program, in array code."""
+
+    @lanes.code()
+    def sync(_):
+        lanes.sync_warpgroup()
+
+    sync()
+
+
+def _decoded(page: Any, tile: int) -> list[list[list[Word]]]:
+    """half2 words of a tile of a page [rows g, g + 8][4 words][4 pairs]."""
+    return [decode_row(load_row(page, 2 * tile + i, 2 * TILES)) for i in (0, 1)]
+
+
+def _operands(tile: int, pages: Any) -> tuple[Any, Any]:
+    """A tile of each warp's page as A operands."""
+
+    @lanes.code(REF, returns=(HALF_OPERAND, HALF_OPERAND))
+    def decode(_, pages):
+        return operands_of(*_decoded(lanes.address(pages, lanes.warp() * PAGE_BYTES), tile))
+
+    return decode(pages)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import lanes
-from pallas_kernels.lanes import Real, Word, word
+from pallas_kernels.lanes import REF, SCALAR, Real, Word, word
 
 ROW_BYTES = 256
 _TOP = 14 + 2 * 127  # biased exponents of a row's factor and of its largest element add up to it
@@ -63,6 +63,18 @@ def packed_type(num_rows: int) -> Any:
     """An array with as many registers, since kernels pass arrays."""
     shape = (64, max(8, num_rows // 2))
     return plgpu.ShapeDtypeStruct(shape, jnp.float32, layout=plgpu.Layout.WGMMA)
+
+
+def store_packed(best: Any, scores: Any, item: Any, page: Any) -> None:
+    """`store_maxima` of what was packed, for pages from this one on, in array code."""
+    _, num_rows, width = scores.shape
+
+    @lanes.code(plgpu.Layout.WGMMA, REF, SCALAR, SCALAR)
+    def store(_, best, scores, item, page):
+        row, column = lanes.scalar(item) * num_rows, lanes.scalar(page) + lanes.warp()
+        store_maxima(unpack(best, num_rows), scores, row, width, column)
+
+    store(best, scores, item, page)
 
 
 def store_maxima(best: list[Real], scores: Any, first_row: Word, width: int, column: Word) -> None:

@@ -8,6 +8,7 @@ pages themselves, so that a kernel is one load away from its first copy.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,13 @@ def rows_of_item(rows: int) -> int:
 def items_of_sequence(rows: int) -> int:
     """Items that the rows of one sequence are cut into."""
     return -(-rows // rows_of_item(rows))
+
+
+def rows_of(item: Any, rows: int, num_rows: int) -> tuple[Any, Any]:
+    """An item's first row, and the end of its sequence, in the rows of all sequences."""
+    items = items_of_sequence(rows)
+    sequence = item // items if items > 1 else item
+    return sequence * rows + (item + sequence * -items) * num_rows, (sequence + 1) * rows
 
 
 def max_steps(batch: int, rows: int, blocks: int) -> int:

@@ -135,8 +135,9 @@ def test_with_every_scale_selections_differ_by_rounding_at_most():
 def test_scores_are_the_references_times_a_power_of_two(queries):
     q, pages, table, positions = _inputs([20_000, 5_000], queries, 4, scales=ALL_SCALES, seed=8)
     B, T, K, _ = q.shape
-    plan = schedule.make(positions, table, heads=K, block_size=Z, programs=score.programs(T * K))
     rows, blocks = q.reshape(B, T * K, I), table.shape[1]
+    programs = score.programs(B, T * K, blocks)
+    plan = schedule.make(positions, table, heads=K, block_size=Z, programs=programs)
     items = score.block_scores(rows, pages.pool, pages.line, plan, blocks)
     fast = np.asarray(items).reshape(B, -1, items.shape[-1])[:, : T * K, : table.shape[1]]
     largest = np.abs(np.asarray(q, np.float32)).max(-1).reshape(B, T * K, 1)

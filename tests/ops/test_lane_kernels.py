@@ -1,6 +1,5 @@
 """The code that the kernels' lanes run, in numpy (`lane_emulator`), against the references."""
 
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -9,84 +8,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pallas_kernels import nvfp4_lanes
-from pallas_kernels.block_select import page_tiles, query_rows, reference, schedule, score, top_k
+from pallas_kernels.block_select import top_k
 from pallas_kernels.kv_insert import KeyTransform, Query, Rows, Slots, mosaic, with_queries
-from pallas_kernels.layouts.pages import Pages
-from pallas_kernels.layouts.pool import CacheFormats, Component, PoolLayout
+from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
 from tests.numerics import assert_close
 from tests.ops.emulated_lanes import Ref
 from tests.ops.lane_emulator import launch
 
-Z, I, LINE, FIRST = 128, 128, 128, 3
-PROGRAMS = 3
-INDEX = Component(format="nvfp4", heads=1, tokens=Z, width=I)
-_block_scores = jax.jit(reference.block_scores)
+Z, I, LINE = 128, 128, 128
 _insert = jax.jit(with_queries, static_argnames=("layout", "implementation"))
-SCORE_MODULES = (score, page_tiles, query_rows, nvfp4_lanes)
-
-
-def _index_pages(rng, blocks):
-    """Blocks of random codes and scales, with every byte around them 0xFF."""
-    pool = np.full((blocks, FIRST + INDEX.lines + 2, LINE), 0xFF, np.uint8)
-    codes = slice(FIRST, FIRST + INDEX.code_lines)
-    pool[:, codes] = rng.integers(0, 256, (blocks, INDEX.code_lines, LINE), dtype=np.uint8)
-    scales = slice(FIRST + INDEX.code_lines, FIRST + INDEX.lines)
-    pool[:, scales] = rng.integers(0, 0x7F, (blocks, 8, LINE), dtype=np.uint8)
-    return pool
-
-
-def _emulated_scores(monkeypatch, q, pool, table, positions, heads):
-    """Scores [items, N, P4] by the kernel's programs."""
-    plan = schedule.make(
-        jnp.asarray(positions), jnp.asarray(table), heads=heads, block_size=Z, programs=PROGRAMS
-    )
-    rows = q.shape[1]
-    size = schedule.rows_of_item(rows)
-    shape = (len(q) * schedule.items_of_sequence(rows), size, -(-table.shape[1] // 4) * 4)
-    scores, spread = np.full(shape, np.nan, np.float32), score.SHAPES[size]
-    tiles = page_tiles.Few if size <= 16 else page_tiles.Many
-    queries = np.zeros((size // 8, 4, 32, 8) if size <= 16 else (2, size, 64), np.float16)
-    pages = np.zeros((spread.stages, 4, score.PAGE_LINES, LINE), np.uint8)
-    inputs = q, pool, np.array([FIRST]), np.asarray(plan.counts), np.asarray(plan.entries)
-    refs = [Ref(x) for x in (*inputs, scores, pages, queries, np.zeros(spread.stages))]
-    kernel = partial(score._program, tiles, size, replace(spread, teams=1))
-    launch(monkeypatch, SCORE_MODULES, PROGRAMS, kernel, *refs)
-    return scores
-
-
-@pytest.mark.parametrize("queries", [1, 2, 4, 8, 16, 33])
-def test_scores_are_the_references_times_a_power_of_two(monkeypatch, queries):
-    rng, heads, B, P = np.random.default_rng(queries), 4, 2, 6
-    pool = _index_pages(rng, B * P)
-    table = rng.permutation(B * P).reshape(B, P).astype(np.int32)
-    positions = np.array([[700], [180]], np.int32) + np.arange(queries, dtype=np.int32)
-    q = rng.standard_normal((B, queries * heads, I)).astype(ml_dtypes.bfloat16)
-    fast = _emulated_scores(monkeypatch, q, pool, table, positions, heads)
-    pages = Pages(pool=jnp.asarray(pool), line=jnp.int32(FIRST), component=INDEX)
-    q_BTKI = jnp.asarray(q, jnp.float32).reshape(B, queries, heads, I)
-    where = jnp.asarray(table), jnp.asarray(positions)
-    expected = np.asarray(_block_scores(q_BTKI, pages, *where))
-    exponents = np.floor(np.log2(np.abs(q.astype(np.float32)).max(-1)))
-    for b, row in np.ndindex(B, queries * heads):
-        seen = positions[b, row // heads] // Z
-        got = fast.reshape(B, -1, fast.shape[-1])[b, row, :seen] * 2.0 ** (exponents[b, row] - 7)
-        assert_close(got, expected[b, row // heads, row % heads, :seen], "f32")
-
-
-def test_a_nan_scale_spoils_its_token_only(monkeypatch):
-    rng, P = np.random.default_rng(1), 3
-    pool = _index_pages(rng, P)
-    scales = pool[:, FIRST + INDEX.code_lines : FIRST + INDEX.lines].reshape(P, Z, 8)
-    scales[0, 5, 3], scales[1, :, 0] = 0x7F, 0x7F
-    q = np.ones((1, 1, I), ml_dtypes.bfloat16)
-    table, positions = np.arange(P, dtype=np.int32)[None], np.array([[2 * Z]], np.int32)
-    fast = _emulated_scores(monkeypatch, q, pool, table, positions, 1)
-    pages = Pages(pool=jnp.asarray(pool), line=jnp.int32(FIRST), component=INDEX)
-    where = jnp.asarray(table), jnp.asarray(positions)
-    expected = _block_scores(jnp.ones((1, 1, 1, I)), pages, *where)
-    assert_close(fast[0, 0, :1] * 2.0**-7, np.asarray(expected)[0, 0, 0, :1], "f32")
-    assert np.isnan(fast[0, 0, 1])  # every token of block 1
 
 
 def _emulated_choice(monkeypatch, scores, positions, heads, count, init_blocks, local_blocks):

@@ -20,15 +20,18 @@ def _lowered(function, *arguments) -> str:
     return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("rows", [4, 8, 16, 32, 64, 128, 512])
-def test_scores_lower_for_every_number_of_rows(rows):
+@pytest.mark.parametrize(
+    ("rows", "blocks"),
+    [(4, 131), (8, 131), (8, 5000), (16, 131), (32, 131), (64, 131), (128, 131), (512, 131)],
+)
+def test_scores_lower_for_every_number_of_rows(rows, blocks):
     def scores(q, pool, line, table, positions):
-        options = {"heads": 4, "block_size": 128, "programs": score.programs(rows)}
-        plan = schedule.make(positions, table, **options)
-        return score.block_scores(q, pool, line, plan, table.shape[1])
+        programs = score.programs(2, rows, blocks)
+        plan = schedule.make(positions, table, heads=4, block_size=128, programs=programs)
+        return score.block_scores(q, pool, line, plan, blocks)
 
     q, pool = _shape(2, rows, 128, dtype=jnp.bfloat16), _shape(200, 648, 128, dtype=jnp.uint8)
-    lowered = _lowered(scores, q, pool, _shape(), _shape(2, 131), _shape(2, rows // 4))
+    lowered = _lowered(scores, q, pool, _shape(), _shape(2, blocks), _shape(2, rows // 4))
     assert _KERNEL in lowered
 
 
