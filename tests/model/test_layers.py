@@ -83,14 +83,15 @@ def test_weights_start_with_a_variance_of_one_over_their_inputs():
     assert abs(weight.var() * 256 - 1) < 0.02
 
 
-def test_an_adapter_adds_its_scaled_low_rank_product_in_float32():
-    linear, x = _linear(24, 32), jnp.asarray(_normal(5, 32), jnp.bfloat16)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", "f32"), ("bfloat16", "bf16")])
+def test_an_adapter_adds_its_scaled_low_rank_product_in_the_type_of_x(dtype, tolerance):
+    linear, x = _linear(24, 32), jnp.asarray(_normal(5, 32), dtype)
     a, b = _normal(4, 32, seed=1), _normal(24, 4, seed=2)
     adapter = LowRank(a=jnp.asarray(a), b=jnp.asarray(b), scale=0.5)
-    x64, weight = np.asarray(x).astype(np.float64), linear.weight.get_value().astype(jnp.bfloat16)
+    x64, weight = np.asarray(x).astype(np.float64), linear.weight.get_value().astype(dtype)
     expected = x64 @ np.asarray(weight).astype(np.float64).T + 0.5 * x64 @ a.T @ b.T
-    assert_close(linear.float32(x, adapter), expected, "f32")
-    assert_close(linear(x, adapter), linear.float32(x, adapter).astype(jnp.bfloat16), "exact")
+    assert_close(linear.float32(x, adapter), expected, tolerance)
+    assert_close(linear(x, adapter), linear.float32(x, adapter).astype(dtype), "exact")
 
 
 # ---- SwiGLU-OAI

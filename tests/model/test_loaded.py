@@ -132,8 +132,6 @@ def test_dummy_weights_need_a_config_alone(tiny, config_alone):
     weights = [jax.tree.leaves(one.model) for one in (loaded, tiny)]
     stored = [[(x.shape, x.dtype) for x in leaves] for leaves in weights]
     assert stored[0] == stored[1] and loaded.formats == tiny.formats
-    (done,) = minimax_jax.generate(loaded, [1, 2, 3], max_tokens=5, stop_token_ids=())
-    assert len(done.token_ids) == 5
 
 
 def test_load_formats_are_refused_before_anything_is_made(config_alone):
