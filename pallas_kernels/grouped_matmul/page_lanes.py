@@ -17,13 +17,13 @@ from pallas_kernels.grouped_matmul.activation import Activation
 from pallas_kernels.grouped_matmul.matching_rows import SLAB
 from pallas_kernels.lanes import REF, SCALAR, Real, Word
 from pallas_kernels.layouts.nvfp4_pages import CODE_BYTES, LINE, LINES, PLACES
+from pallas_kernels.logarithms import LOG2E
 
 PAGE_BYTES = LINES * LINE
 DECODED = nvfp4_lanes.DECODED  # a true value divided by a decoded one, in both dtypes
 
 _WGMMA = plgpu.Layout.WGMMA
 _LOWEST = {jnp.dtype(jnp.bfloat16): 6, jnp.dtype(jnp.float16): 9}  # bit of a code's rest
-_LOG2E = 1.4426950408889634
 
 
 def decoded(page: int, first: Any, second: Any, dtype: Any) -> Any:
@@ -147,7 +147,7 @@ def _activated(gate: Real, up: Real, activation: Activation) -> Real:
     limit = lanes.real(activation.limit)
     gate = lanes.minimum(gate, limit)
     up = lanes.maximum(lanes.minimum(up, limit), lanes.real(-activation.limit))
-    decay = lanes.exp2(gate * lanes.real(-activation.alpha * _LOG2E))
+    decay = lanes.exp2(gate * lanes.real(-activation.alpha * LOG2E))
     return gate * (up + lanes.real(activation.beta)) / (decay + lanes.real(1.0))
 
 

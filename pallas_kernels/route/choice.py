@@ -17,11 +17,11 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels import lanes
 from pallas_kernels.lanes import REF, SCALAR, Real, Word
+from pallas_kernels.logarithms import LOG2E
 
 EXPERTS = 128  # four a lane
 _OF_LANE, _ROWS = 4, 4
 _TOGETHER = 8  # parts whose loads are under way at once
-_LOG2E = 1.4426950408889634
 _TINY = 1.1754943508222875e-38  # the smallest normal float32
 
 
@@ -90,7 +90,7 @@ def _summed(logits: Any, parts: int, rows: int, row: Word) -> list[Real]:
 
 
 def _sigmoid(x: Real) -> Real:
-    return lanes.real(1.0) / (lanes.real(1.0) + lanes.exp2(x * lanes.real(-_LOG2E)))
+    return lanes.real(1.0) / (lanes.real(1.0) + lanes.exp2(x * lanes.real(-LOG2E)))
 
 
 def _best(scores: list[Real], biased: list[Real], count: int) -> list[tuple[Word, Real]]:

@@ -22,13 +22,13 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import lanes, online_softmax
 from pallas_kernels.dispatch import refuse_device
 from pallas_kernels.layouts.pages import Pages, Source
+from pallas_kernels.logarithms import LOG2E
 from pallas_kernels.nvfp4_lanes import DECODED
 from pallas_kernels.sparse_attention import merge, nvfp4_page
 from pallas_kernels.sparse_attention.plan import PART, Plan, parts_of
 
 _HEADS, _WIDTH, _BLOCK = 16, 128, 128
 CODE_LINES, SCALE_LINES = 64, 8  # of one head
-_LOG2E = 1.4426950408889634
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = _WGMMA.reduce(1)
 _SWIZZLED = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
@@ -149,7 +149,7 @@ def _attend(
         codes, scales, there = page_of(i, 0)
         plgpu.barrier_wait(there)
         s = _scores(plan)(parts, codes, scales, limit)
-        weights, sums, *rest = _soften(scale * _LOG2E * DECODED)(s, *state)
+        weights, sums, *rest = _soften(scale * LOG2E * DECODED)(s, *state)
         codes, scales, there = page_of(i, 1)
         plgpu.barrier_wait(there)
         sums = _add(sums, weights, codes, scales, limit)

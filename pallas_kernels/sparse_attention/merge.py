@@ -19,9 +19,9 @@ from pallas_kernels.lanes import (
     reals_of_half2,
     store_reals,
 )
+from pallas_kernels.logarithms import LN2
 from pallas_kernels.online_softmax import all_columns
 
-_LN2 = 0.6931471805599453
 ROUND_BYTES = 8 * 32 * 16  # half of one warp's sums: [8 column tiles][32 lanes][4 float32]
 _ROW_BYTES = 2 * 16 * 4  # [top, total][16 heads]
 _SUMS_BYTES = ROUND_BYTES  # of a part, float16
@@ -85,7 +85,7 @@ def merge_parts(parts: list[Any], first: Word, tiles: int, unit: float, out: Any
     totals = [load_reals(row, (g << 2) + 64, 1)[0] for row in rows]
     weights = [x * y * inverse for x, y in zip(factors, totals, strict=True)]
     row = g + (half << 3)
-    store_reals(lse, row << 2, [(top + lanes.log2(total)) * real(_LN2)])
+    store_reals(lse, row << 2, [(top + lanes.log2(total)) * real(LN2)])
     for i in range(max(1, tiles // together // 2)):
         tile = first + ((lanes.warp() >> 1) + 2 * i) * together
         values = [_tile_values(parts, tile + j, half, weights) for j in range(together)]

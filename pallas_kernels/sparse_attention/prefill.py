@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import half_block, lanes
 from pallas_kernels.lanes import Word
 from pallas_kernels.layouts.pages import Pages, Source
+from pallas_kernels.logarithms import LN2, LOG2E
 from pallas_kernels.nvfp4_lanes import DECODED
 from pallas_kernels.sparse_attention import decode, nvfp4_block, slots
 from pallas_kernels.sparse_attention.pairs import END, Pair
@@ -34,7 +35,6 @@ _HEADS, _WIDTH, _BLOCK = 16, 128, 128
 _TOGETHER = 4  # pairs of one matrix product
 _MIN_QUERIES = 32  # of a tile; below it a page has too few queries to share
 _MAX_PARTIAL = 1 << 30
-_LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = _WGMMA.reduce(1)
 _RAW = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
@@ -189,7 +189,7 @@ def _attend_pairs(
     )
     loaded = _load(pair, q.shape)(q, pairs, tile, head, j + _TOGETHER, end)
     s = _hide(pair, positions.shape)(s, positions, pairs, tile, block, j, end)
-    x = s * (scale * _LOG2E * DECODED)
+    x = s * (scale * LOG2E * DECODED)
     top = jnp.max(x, axis=1)
     reference = jnp.where(top == -jnp.inf, 0.0, top)
     p = jnp.exp2(x - lax.broadcast_in_dim(reference, x.shape, [0]))
@@ -307,7 +307,7 @@ def _store(pair: Pair, shape):
 
         def write_lse():
             for half in (0, 1):
-                value = (tops[half] + lanes.log2(totals[half])) * lanes.real(_LN2)
+                value = (tops[half] + lanes.log2(totals[half])) * lanes.real(LN2)
                 lanes.store_reals(lanes.address(lse, number << 6), (g + 8 * half) << 2, [value])
 
         inside = (lanes.scalar(j) + lanes.warp()).below(lanes.scalar(end))

@@ -18,10 +18,10 @@ from jaxtyping import Array, Float
 
 from pallas_kernels import lanes
 from pallas_kernels.lanes import REF, SCALAR, Real, Word
+from pallas_kernels.logarithms import LN2, LOG2E
 
 _HEADS, _WIDTH = 16, 128
 _CHUNK = 8  # dimensions of a thread
-_LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
 
 
 def merge(
@@ -81,12 +81,12 @@ def _weights(tops: Any, head: Word, slots: int) -> tuple[list[Real], Real]:
         top = lanes.maximum(top, one)
     some = top.above(lanes.real(float("-inf")))
     reference = lanes.select(some, top, nothing)
-    weights = [lanes.exp2((one - reference) * lanes.real(_LOG2E)) for one in values]
+    weights = [lanes.exp2((one - reference) * lanes.real(LOG2E)) for one in values]
     total = weights[0]
     for one in weights[1:]:
         total = total + one
     inverse = lanes.select(some, lanes.real(1.0) / total, nothing)
-    return [one * inverse for one in weights], reference + lanes.log2(total) * lanes.real(_LN2)
+    return [one * inverse for one in weights], reference + lanes.log2(total) * lanes.real(LN2)
 
 
 def _add(values: list[Real], words: list[Word], weight: Real) -> list[Real]:

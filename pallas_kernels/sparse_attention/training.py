@@ -22,13 +22,13 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import refuse_device
 from pallas_kernels.layouts.pages import Blocks, Source
+from pallas_kernels.logarithms import LOG2E
 from pallas_kernels.sparse_attention import piece_sums, slots, training_backward, training_forward
 from pallas_kernels.sparse_attention.pairs import Pair
 from pallas_kernels.sparse_attention.pieces import pieces_of
 from pallas_kernels.sparse_attention.training_rows import BLOCK, HEADS, WIDTH
 
 _MAX_PARTIAL = 1 << 30
-_LOG2E = 1.4426950408889634
 
 
 def refuse(q, k, v, block_ids, block_table, positions, *, scale) -> str | None:
@@ -100,7 +100,7 @@ def _backward(scale: float, kept, cotangents):
     q, k, v, ids, pages, positions, out, lse = kept
     d_out, d_lse = (x.astype(jnp.float32) for x in cotangents)
     delta = jnp.sum(d_out * out.astype(jnp.float32), axis=-1) - d_lse
-    chunks = q, d_out.astype(q.dtype), lse * -_LOG2E, delta, ids, pages, positions
+    chunks = q, d_out.astype(q.dtype), lse * -LOG2E, delta, ids, pages, positions
 
     def step(sums, chunk):
         d_q, parts = _differentiate_chunk(chunk, k, v, scale)

@@ -24,6 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import lanes
+from pallas_kernels.logarithms import LOG2E
 from pallas_kernels.sparse_attention.pairs import Pair
 from pallas_kernels.sparse_attention.pieces import GROUPS, TOGETHER, Pieces
 from pallas_kernels.sparse_attention.training_rows import (
@@ -35,14 +36,15 @@ from pallas_kernels.sparse_attention.training_rows import (
     TEAMS,
     WIDTH,
     fetch,
+    kernel_of,
     matrices,
+    padded,
     places_of,
     store,
 )
 
 _KEYS, _DIMS = BLOCK // TEAMS, WIDTH // TEAMS  # of a warpgroup: of dk and dv, of dq
 _RING = 3
-_LOG2E = 1.4426950408889634
 _WGMMA = plgpu.Layout.WGMMA
 _FRAGMENT = plgpu.ShapeDtypeStruct((_KEYS, ROWS), jnp.bfloat16, layout=_WGMMA)
 _ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
@@ -62,23 +64,13 @@ def differentiate(
     `last`, of a group's rows.
     """
     K, n = pieces.block.shape
-    kernel = plgpu.kernel(
-        lanes.named("sparse_attention_backward", _program, pair=pieces.pair, scale=scale),
-        out_type=(
-            jax.ShapeDtypeStruct((q.shape[0], K, pieces.slots, HEADS, WIDTH), jnp.bfloat16),
-            jax.ShapeDtypeStruct((K, n, 2, TEAMS, _KEYS, WIDTH), jnp.float32),
-        ),
-        grid=(K, n),
-        grid_names=("head", "piece"),
-        num_threads=TEAMS + 1,
-        thread_name="team",
-        scratch_types=_scratch(),
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
-        ),
+    out = (
+        jax.ShapeDtypeStruct((q.shape[0], K, pieces.slots, HEADS, WIDTH), jnp.bfloat16),
+        jax.ShapeDtypeStruct((K, n, 2, TEAMS, _KEYS, WIDTH), jnp.float32),
     )
-    place = jnp.pad(pieces.place.reshape(K, -1), ((0, 0), (0, GROUPS * TOGETHER)))
-    d_q, parts = kernel(q, d_out, k, v, rows, place, pieces.block, pieces.first, pieces.groups)
+    kernel = kernel_of("sparse_attention_backward", _program, pieces, scale, out, _scratch())
+    work = pieces.block, pieces.first, pieces.groups
+    d_q, parts = kernel(q, d_out, k, v, rows, padded(pieces.place), *work)
     return d_q, parts.reshape(K, n, 2, BLOCK, WIDTH)
 
 
@@ -194,7 +186,7 @@ def _soften(scale: float):
         for n, tiles in enumerate(zip(lanes.tiles_of(s), lanes.tiles_of(d_p), strict=True)):
             parts = [at + (i * ROWS * 4 + 32 * n) for i in range(3)]
             parts = [lanes.load_words(lanes.address(rows), part, 2) for part in parts]
-            p, d_s = _soften_tile(tiles, parts, [key, key + 8], lanes.real(scale * _LOG2E))
+            p, d_s = _soften_tile(tiles, parts, [key, key + 8], lanes.real(scale * LOG2E))
             weights.append([lanes.bf16_of_reals(*p[i : i + 2]) for i in (0, 2)])
             changes.append([lanes.bf16_of_reals(*d_s[i : i + 2]) for i in (0, 2)])
         return [lanes.bf16_accumulator(x) for x in (weights, changes)]

@@ -17,6 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels import half_block, lanes
+from pallas_kernels.logarithms import LN2, LOG2E
 from pallas_kernels.sparse_attention.pairs import Pair
 from pallas_kernels.sparse_attention.pieces import GROUPS, TOGETHER, Pieces
 from pallas_kernels.sparse_attention.training_rows import (
@@ -28,13 +29,14 @@ from pallas_kernels.sparse_attention.training_rows import (
     TEAMS,
     WIDTH,
     fetch,
+    kernel_of,
     matrices,
+    padded,
     places_of,
     store,
 )
 
 _RING = 4
-_LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = _WGMMA.reduce(1)
 _SCORES = plgpu.ShapeDtypeStruct((ROWS, BLOCK), jnp.float32, layout=_WGMMA)
@@ -49,24 +51,13 @@ def attend(
     scale: float,
 ) -> tuple[Float[Array, "T K C G H"], Float[Array, "T K C G"]]:
     """Partial results and their log-sum-exp of every slot, junk where there is no pair."""
-    T, K, n = q.shape[0], *pieces.block.shape
-    kernel = plgpu.kernel(
-        lanes.named("sparse_attention_forward", _program, pair=pieces.pair, scale=scale),
-        out_type=(
-            jax.ShapeDtypeStruct((T, K, pieces.slots, HEADS, WIDTH), jnp.float16),
-            jax.ShapeDtypeStruct((T, K, pieces.slots, HEADS), jnp.float32),
-        ),
-        grid=(K, n),
-        grid_names=("head", "piece"),
-        num_threads=TEAMS + 1,
-        thread_name="team",
-        scratch_types=_scratch(),
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
-        ),
+    T, K = q.shape[0], len(pieces.block)
+    out = (
+        jax.ShapeDtypeStruct((T, K, pieces.slots, HEADS, WIDTH), jnp.float16),
+        jax.ShapeDtypeStruct((T, K, pieces.slots, HEADS), jnp.float32),
     )
-    behind = (0, 0), (0, GROUPS * TOGETHER)  # what the last piece reads too
-    places = [jnp.pad(x.reshape(K, -1), behind) for x in (pieces.place, pieces.last)]
+    kernel = kernel_of("sparse_attention_forward", _program, pieces, scale, out, _scratch())
+    places = padded(pieces.place), padded(pieces.last)
     return kernel(q, k, v, *places, pieces.block, pieces.first, pieces.groups)
 
 
@@ -153,7 +144,7 @@ def _scores(tile, keys, lasts, i, scale: float):
         return sums[...]
 
     s = pl.run_scoped(product, _ACC((ROWS, BLOCK), jnp.float32))
-    return _hide(s, lasts, i) * (scale * _LOG2E)
+    return _hide(s, lasts, i) * (scale * LOG2E)
 
 
 def _hide(s, lasts, i):
@@ -209,7 +200,7 @@ def _write_lse(pair: Pair, shape):
         def store():
             row = lanes.element(lanes.address(lse), number, HEADS * 4)
             for half in (0, 1):
-                value = (tops[half] + lanes.log2(totals[half])) * lanes.real(_LN2)
+                value = (tops[half] + lanes.log2(totals[half])) * lanes.real(LN2)
                 lanes.store_reals(row, (g + 8 * half) << 2, [value])
 
         used = lanes.negate(place.below(0))

@@ -2,20 +2,46 @@
 shared memory, each query's from and to a place of its own.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array
 
+from pallas_kernels import lanes
 from pallas_kernels.sparse_attention.pairs import Pair
-from pallas_kernels.sparse_attention.pieces import TOGETHER
+from pallas_kernels.sparse_attention.pieces import GROUPS, TOGETHER, Pieces
 
 HEADS, WIDTH, BLOCK = 16, 128, 128
 ROWS = TOGETHER * HEADS
 TEAMS = 2  # warpgroups that multiply; a third one copies
 MULTIPLYING, COPYING = 232, 40  # registers of a thread
 TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+
+
+def kernel_of(
+    name: str, program: Callable[..., None], pieces: Pieces, scale: float, out: Any, scratch: Any
+) -> Callable[..., Any]:
+    """A kernel with a program a KV head and piece."""
+    return plgpu.kernel(
+        lanes.named(name, program, pair=pieces.pair, scale=scale),
+        out_type=out,
+        grid=pieces.block.shape,
+        grid_names=("head", "piece"),
+        num_threads=TEAMS + 1,
+        thread_name="team",
+        scratch_types=scratch,
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True
+        ),
+    )
+
+
+def padded(x: Array) -> Array:
+    """A number of each pair [K, I, R] as [K, I R and more]: the last piece reads as many as any."""
+    return jnp.pad(x.reshape(len(x), -1), ((0, 0), (0, GROUPS * TOGETHER)))
 
 
 def matrices(*shape: int, dtype: Any = jnp.bfloat16) -> Any:

@@ -24,6 +24,7 @@ from pallas_kernels import half_block, lanes, online_softmax
 from pallas_kernels.dispatch import refuse_device
 from pallas_kernels.half_block import HEADS, TOKENS, WIDTH
 from pallas_kernels.layouts.pages import Pages, Source
+from pallas_kernels.logarithms import LN2, LOG2E
 from pallas_kernels.sparse_attention import slots
 from pallas_kernels.window_attention import page_block
 
@@ -31,7 +32,6 @@ PAGES = 3  # of one program; the block's own keys count as the window's last pag
 _TOGETHER = 4  # queries of one product
 _MAX_QUERIES = 64
 _BYTES = {"fp8": 1, "bf16": 2}  # of one value
-_LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
 _WGMMA = plgpu.Layout.WGMMA
 _ROW = _WGMMA.reduce(1)
 _RAW = (plgpu.TilingTransform((8, 128)), plgpu.SwizzleTransform(128))
@@ -172,7 +172,7 @@ def _add_block(low, high, k_half, v_half, scale: float, oldest, end, state):
         return acc[...]
 
     s = pl.run_scoped(scores, _ACC((64, TOKENS), jnp.float32))
-    weights, sums, tops, totals = _soften(scale * _LOG2E)(_hide(s, oldest, end), *state)
+    weights, sums, tops, totals = _soften(scale * LOG2E)(_hide(s, oldest, end), *state)
 
     def values(acc):
         plgpu.wgmma(acc, weights, v_half)
@@ -276,7 +276,7 @@ def _store(shape):
 
         def write_lse():
             for half in (0, 1):
-                value = (tops[half] + lanes.log2(totals[half])) * lanes.real(_LN2)
+                value = (tops[half] + lanes.log2(totals[half])) * lanes.real(LN2)
                 at = (row + g + 8 * half) << 2
                 lanes.store_reals(lanes.address(lse), at, [value])
 
