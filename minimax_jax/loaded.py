@@ -130,18 +130,10 @@ def load(
     folder = find(name_or_path, revision, files=SMALL_FILES if is_dummy else ())
     config = read_target_config(folder) if asked is None else drafted_config(folder, asked)
     check_load_format(load_format, config.quantization)
-    computed = _COMPUTE[dtype.name]
-    formats = replace(
-        formats_of(config, computed, kv=kv, index=index),
-        draft=computed if asked is None else asked.cache_format(computed),
-        compute=compute,
-    )
-    # refuses an impossible pair, or heads that ranks cannot share, before any weight is read
-    pool_layout(config, formats, local_heads(config, mesh, rules.page_ranks))
-    if asked is not None and rules.page_ranks > 1:
-        raise ValueError("a drafter's pages cannot be split between dcp ranks: leave out split")
-    has_tokenizer = (folder / "tokenizer.json").is_file()
-    tokenizer = Tokenizer.load(folder) if has_tokenizer else None
+    chosen = {"kv": kv, "index": index, "compute": compute}
+    formats = _cache_formats(config, _COMPUTE[dtype.name], asked, **chosen)
+    _check_pages(config, formats, mesh, rules, speculates=asked is not None)
+    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
     template = ChatTemplate.load(folder) if ChatTemplate.is_in(folder) else None
     drafter_of = dummy_speculation if is_dummy else load_speculation
     speculation = None if asked is None else drafter_of(folder, config, asked, dtype, mesh)
@@ -160,6 +152,28 @@ def load(
         speculation=speculation,
         report=report,
     )
+
+
+def _cache_formats(
+    config: ModelConfig, computed: CacheFormat, asked: SpeculativeConfig | None,
+    *, kv: str | None, index: str | None, compute: str,
+) -> CacheFormats:  # fmt: skip
+    return replace(
+        formats_of(config, computed, kv=kv, index=index),
+        draft=computed if asked is None else asked.cache_format(computed),
+        compute=compute,
+    )
+
+
+def _check_pages(
+    config: ModelConfig, formats: CacheFormats, mesh: Mesh | None, rules: Rules, *, speculates: bool
+) -> None:
+    """Refuses, before any weight is read, formats that do not go together, heads that ranks cannot
+    share, and a drafter whose pages they would share out.
+    """
+    pool_layout(config, formats, local_heads(config, mesh, rules.page_ranks))
+    if speculates and rules.page_ranks > 1:
+        raise ValueError("a drafter's pages cannot be split between dcp ranks: leave out split")
 
 
 def find(
