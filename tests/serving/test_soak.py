@@ -9,10 +9,10 @@ import json
 import os
 import random
 import statistics
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -27,6 +27,7 @@ from serving.rpc.wire_request import asked
 from serving.rpc.wire_state import Served
 from tests.model.models import random_loaded, small, tokens
 from tests.serving.devices import assert_right, config_of
+from tests.serving.heap import heap_bytes
 from tests.serving.model_engines import engine_over, request_of
 from tests.serving.servers import request, run, soon
 
@@ -36,7 +37,7 @@ LOADED = random_loaded(small(2, num_tokens=501))
 SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
 GRAMMAR = {"json_schema": SCHEMA, "grammar_from_first_token": True}
 STATUSES = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED}
-MAX_GROWTH = 32 << 20  # bytes of the process, from the second quarter of the time to the last
+MAX_BYTES, MAX_OBJECTS = 16 << 20, 50_000  # that the process may grow by
 
 
 def catalogue(count: int = 40) -> list[dict[str, Any]]:
@@ -143,15 +144,20 @@ async def disturb(engine, until: float) -> int:
     return count
 
 
-async def measure(until: float) -> list[int]:
-    """Bytes of the process, every second."""
+async def measure(until: float) -> list[tuple[int, int]]:
+    """Bytes that malloc has handed out, and Python's objects, every second."""
     sizes = []
     while time.monotonic() < until:
         await asyncio.sleep(1)
         gc.collect()
-        resident = Path("/proc/self/statm").read_text().split()[1]
-        sizes.append(int(resident) * os.sysconf("SC_PAGE_SIZE"))
+        sizes.append((heap_bytes(), sys.getallocatedblocks()))
     return sizes
+
+
+def growth(sizes: list[int]) -> float:
+    """From the second quarter of the time to the last, by medians."""
+    quarter = max(1, len(sizes) // 4)
+    return statistics.median(sizes[-quarter:]) - statistics.median(sizes[quarter : 2 * quarter])
 
 
 async def soak(engine, server: Server, port: int):
@@ -198,13 +204,13 @@ def test_nothing_is_left_and_nothing_was_wrong():
     device.close()
     names = {thread.name for thread in threading.enumerate()}
     assert not any(name.startswith(("engine", "grammar-")) for name in names), names
-    quarter = max(1, len(sizes) // 4)
-    growth = statistics.median(sizes[-quarter:]) - statistics.median(sizes[quarter : 2 * quarter])
+    grown_bytes, grown_objects = (growth(list(column)) for column in zip(*sizes, strict=True))
     ties = clients.explain()
     print(
         f"{clients.whole} read, {clients.cut} cut, {count} disturbances, {ties} ties, "
-        f"{counted.preemptions} preemptions, {growth / 2**20:+.1f} MB"
+        f"{counted.preemptions} preemptions, {grown_bytes / 2**20:+.1f} MB, "
+        f"{grown_objects:+.0f} objects"
     )
     assert clients.whole > SECONDS / 2 and clients.cut > SECONDS / 4 and counted.preemptions > 10
     assert ties <= max(1, clients.whole // 100)
-    assert growth < MAX_GROWTH
+    assert grown_bytes < MAX_BYTES and grown_objects < MAX_OBJECTS
