@@ -19,7 +19,9 @@ class ServingConfig:
     max_model_len: int = described(262_144, "tokens of a sequence, prompt and output together")
     max_num_seqs: int = described(256, "running sequences a data rank")
     max_num_batched_tokens: int = described(8192, "tokens of a step a data rank")
-    block_size: int = described(128, "tokens of a block; the checkpoint's sparse block size")
+    block_size: int = described(
+        128, "tokens of a block; the checkpoint's sparse block size, times the ranks of split"
+    )
     gpu_memory_utilization: float = described(0.92, "share of a device's memory that may be used")
     num_gpu_blocks_override: int | None = described(None, "blocks of the cache, not what fits")
     enable_prefix_caching: bool = described(True, "shares the blocks of equal prefixes")

@@ -98,23 +98,30 @@ class Cache:
 
     @classmethod
     def empty(
-        cls, layout: PoolLayout, num_blocks: int, mesh: Mesh | None = None, page_ranks: int = 1
+        cls, layout: PoolLayout, num_rows: int, mesh: Mesh | None = None, page_ranks: int = 1
     ) -> "Cache":
-        """A cache of `num_blocks` blocks of zeros on each rank of a mesh, or on each `page_ranks`
-        neighbours together.
+        """A cache of `num_rows` blocks of zeros on each rank of a mesh; where `page_ranks`
+        neighbours share out a context, of so many times as many blocks on them together.
         """
-        rows = -(-num_blocks // page_ranks)
-        shape = (1 if mesh is None else mesh.size, rows, layout.lines, LINE)
+        shape = (1 if mesh is None else mesh.size, num_rows, layout.lines, LINE)
         sharding = None if mesh is None else named_sharding(mesh, POOL_AXES, SERVE, shape)
         pool = jnp.zeros(shape, jnp.uint8, device=sharding)
         return cls(pool=pool, layout=layout, page_ranks=page_ranks)
+
+    def blocks_of(self, rows: Int[Array, "B R"]) -> Int[Array, "B P"]:
+        """The block table of sequences that own whole rows of the pool, -1 for none: row r is the
+        blocks n r to n r + n - 1 of the n ranks that share out a context, one on each.
+        """
+        n = self.page_ranks
+        blocks = jnp.where(rows[..., None] < 0, -1, rows[..., None] * n + jnp.arange(n))
+        return blocks.reshape(len(rows), -1)
 
     def check_shared_out(self, page_ranks: int) -> None:
         """ValueError unless whoever made these pages knows among how many ranks a context's lie."""
         check(
             self.page_ranks == page_ranks,
             f"a context's pages lie on {page_ranks} ranks by the model's rules, but these were "
-            f"made for {self.page_ranks}: split is not there yet for what asked for them",
+            f"made for {self.page_ranks}",
         )
 
     def recording(self, config: ModelConfig) -> "Cache":

@@ -78,20 +78,31 @@ class LoadedModel:
     @property
     def layout(self) -> PoolLayout:
         """The layout of a rank's pages, with a draft part if a drafter is loaded."""
-        heads = local_heads(self.config, self.mesh, self.model.rules.page_ranks)
+        heads = local_heads(self.config, self.mesh, self.page_ranks)
         return pool_layout(self.config, self.formats, heads)
+
+    @property
+    def page_ranks(self) -> int:
+        """How many neighbouring ranks share out the blocks of a context."""
+        return self.model.rules.page_ranks
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of one row of the pool, on all ranks that share out a context: whoever owns pages
+        by whole rows (`Cache.blocks_of`) need not know of those ranks.
+        """
+        return self.layout.block_size * self.page_ranks
 
     def pages(self, num_rows: int, width: int) -> tuple[Cache, Int[Array, "B P"]]:
         """Empty pages for so many sequences of `width` blocks, and their block table. Data ranks
         share the rows, and each counts its blocks from 0; rows that they cannot share all have.
         """
         data_ranks = 1 if self.mesh is None else self.mesh.shape[DATA]
-        page_ranks = self.model.rules.page_ranks
-        width = -(-width // page_ranks) * page_ranks  # a row's blocks begin on the first of them
+        each = -(-width // self.page_ranks)
         of_rank = num_rows if num_rows % data_ranks else num_rows // data_ranks
-        table = jnp.arange(num_rows)[:, None] % of_rank * width + jnp.arange(width)
-        cache = Cache.empty(self.layout, of_rank * width, self.mesh, page_ranks)
-        return cache, table.astype(jnp.int32)
+        owned = jnp.arange(num_rows)[:, None] % of_rank * each + jnp.arange(each)
+        cache = Cache.empty(self.layout, of_rank * each, self.mesh, self.page_ranks)
+        return cache, cache.blocks_of(owned.astype(jnp.int32))
 
 
 def load(

@@ -51,7 +51,7 @@ def resolve(asked: Asked, machine: Machine) -> Resolved:
     folder = find(asked.model, asked.load.revision, files=SMALL_FILES)
     model = read_target_config(folder) if asked.speculative is None else read_config(folder)
     check_devices(asked.parallel, machine)
-    heads_of_rank(model, asked.parallel.tp)
+    heads_of_rank(model, asked.parallel.tp, asked.parallel.page_ranks)
     _check_experts(asked, model)
     config = serving_config(asked, model, machine)
     name, *aliases = asked.served_names or (default_name(asked.model),)
@@ -78,7 +78,8 @@ def resolve(asked: Asked, machine: Machine) -> Resolved:
 
 def serving_config(asked: Asked, model: ModelConfig, machine: Machine) -> ServingConfig:
     """The limits: those given, and for others what suits the model and the machine."""
-    block_size, context = model.indexer.block_size, model.max_context
+    sparse, shared = model.indexer.block_size, asked.parallel.page_ranks
+    block_size, context = sparse * shared, model.max_context
     usual = ServingConfig().max_model_len
     defaults = {"block_size": str(block_size), "max_model_len": str(min(usual, context))}
     defaults |= CPU_DEFAULTS if machine.platform == "cpu" else {}
@@ -88,7 +89,8 @@ def serving_config(asked: Asked, model: ModelConfig, machine: Machine) -> Servin
     config = from_flags(ServingConfig, argparse.Namespace(**_for_rows(defaults, asked.engine)))
     if config.block_size != block_size:
         raise ValueError(
-            f"block_size={config.block_size} is not the model's sparse block size, {block_size}"
+            f"block_size={config.block_size} is not the model's sparse block size, {sparse}"
+            + (f", times the {shared} ranks that share out pages" if shared > 1 else "")
         )
     if config.max_model_len > context:
         raise ValueError(f"max_model_len={config.max_model_len} is more than the model's {context}")

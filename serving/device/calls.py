@@ -29,15 +29,16 @@ class StepCalls:
         weights: ServedWeights,
         residency: Residency,
         *,
+        block_size: int,
         top: int,
         method: DraftMethod | None,
         num_places: int,
     ):
-        """`top` is how many of the likeliest ids a step reports, `method` how drafts are drawn,
-        None if nothing speculates; a row has `num_places` with its drafts.
+        """`block_size` is the model's, `top` how many of the likeliest ids a step reports, `method`
+        how drafts are drawn, None if nothing speculates; a row has `num_places` with its drafts.
         """
         self._config, self._weights, self._residency = config, weights, residency
-        self._top, self._num_places = top, num_places
+        self._block_size, self._top, self._num_places = block_size, top, num_places
         self._method: DraftMethod | None = method
         self._records = config.enable_return_routed_experts
 
@@ -57,7 +58,7 @@ class StepCalls:
             self._residency.residents,
             masked,
             shape,
-            block_size=self._config.block_size,
+            block_size=self._block_size,
             num_slots=self._residency.num_slots,
         )
 

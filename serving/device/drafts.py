@@ -64,7 +64,7 @@ def first_drafts(
         model,
         drafter,
         cache,
-        tables_of(slots, at, pages),
+        tables_of(cache, slots, at, pages),
         jnp.where(anchors.running, anchors.tokens, 0),
         jnp.where(anchors.running, anchors.positions, -1),
         draft_sampling(sampling, method),

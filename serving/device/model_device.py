@@ -84,7 +84,7 @@ class ModelDevice:
         if drafter is not None:
             proposal = no_proposal(loaded.model, drafter, slots.num_slots)
             slots = replace(slots, proposal=proposal)
-        cache = Cache.empty(loaded.layout, num_blocks, loaded.mesh)
+        cache = Cache.empty(loaded.layout, num_blocks, loaded.mesh, loaded.page_ranks)
         masks = np.zeros(self._residency.mask_shape, np.uint32)
         self._kept = Kept(
             self._programs,
@@ -97,6 +97,7 @@ class ModelDevice:
             config,
             self._weights,
             self._residency,
+            block_size=loaded.layout.block_size,
             top=min(config.max_logprobs, vocab_size),
             method=None if speculation is None else speculation.config.draft_sample_method,
             num_places=1 if drafter is None else 1 + drafter.config.draft_block,
@@ -104,7 +105,9 @@ class ModelDevice:
         self._runner = StepRunner(self._kept, self.shapes, self._calls, self._residency)
         self._records = None
         if config.enable_return_routed_experts:
-            self._records = RoutingRecords(loaded.config, self._num_ranks, num_blocks)
+            self._records = RoutingRecords(
+                loaded.config, self._num_ranks, num_blocks, loaded.page_ranks
+            )
 
     @property
     def num_blocks(self) -> int:

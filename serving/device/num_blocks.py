@@ -22,10 +22,11 @@ def num_blocks_for(
     """Blocks of a rank's pool. Raises ValueError when they do not hold the longest sequence, or
     when the block size is not the model's.
     """
-    block_bytes, block_size = loaded.layout.block_bytes, loaded.layout.block_size
+    block_bytes, block_size = loaded.layout.block_bytes, loaded.row_tokens
     if config.block_size != block_size:
         raise ValueError(
-            f"block_size={config.block_size}, but this model chooses blocks of {block_size} tokens"
+            f"block_size={config.block_size}, but this model chooses blocks of "
+            f"{loaded.layout.block_size} tokens, and {loaded.page_ranks} ranks share them out"
         )
     if config.num_gpu_blocks_override is not None:
         num_blocks, source = config.num_gpu_blocks_override, "num_gpu_blocks_override says"

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from minimax_jax.cache import Cache
 from minimax_jax.sampling import History, SamplingState
 from minimax_jax.sampling.edits import Edits
 from minimax_jax.sampling.masks import BITS
@@ -143,9 +144,12 @@ class PenaltiesRow:
         )
 
 
-def tables_of(slots: Slots, at: Int[Array, "B"], pages: int) -> Int[Array, "B P"]:
-    """The first `pages` entries of the block tables of these slots, on all ranks."""
-    return on_each_rank(lambda tables, at: tables[at, :pages])(slots.tables, at)
+def tables_of(cache: Cache, slots: Slots, at: Int[Array, "B"], pages: int) -> Int[Array, "B P"]:
+    """The block tables of these slots, on all ranks, as far as the first `pages` entries say: rows
+    of the pool, each of one block or more.
+    """
+    rows = on_each_rank(lambda tables, at: tables[at, :pages])(slots.tables, at)
+    return cache.blocks_of(rows)
 
 
 def anchors_of(slots: Slots, at: Int[Array, "B"]) -> Anchors:

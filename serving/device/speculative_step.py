@@ -71,7 +71,7 @@ def speculative(
         drafter,
         weights.adapter,
         state.cache,
-        tables_of(slots, at, pages),
+        tables_of(state.cache, slots, at, pages),
         _rows_of(slots, at, with_options),
         drafting.widths,
         on_each_rank(SamplingState.at)(sampling, at),

@@ -109,7 +109,7 @@ def prefill(
     batch = Batch(
         tokens=chunks.tokens,
         positions=chunks.positions,
-        block_table=tables_of(slots, chunks.tile_slots, pages),
+        block_table=tables_of(state.cache, slots, chunks.tile_slots, pages),
     )
     walked = model.walk(batch, state.cache.layout, state.cache, adapter, taps=layers)
     cache = walked.cache
@@ -153,7 +153,7 @@ def decode(
     batch = Batch(
         tokens=jnp.where(live, anchors.tokens, 0)[:, None],
         positions=jnp.where(live, anchors.positions, -1)[:, None],
-        block_table=tables_of(slots, rows.slots, pages),
+        block_table=tables_of(state.cache, slots, rows.slots, pages),
     )
     walked = model.walk(batch, state.cache.layout, state.cache, adapter, taps=layers)
     cache = walked.cache

@@ -52,10 +52,8 @@ def _logits(text: str) -> np.ndarray:
     mesh, rules, config = make_mesh(parallel), with_parallel(SERVE, parallel), _config()
     model = random_model(config, jnp.bfloat16, mesh=mesh, rules=rules)
     own, n = SEQUENCES // parallel.dp, parallel.page_ranks
-    rows = -(-(CHUNK * CHUNKS // Z + 1) // n)  # of n neighbouring blocks each
-    width = rows * n
-    table = np.random.default_rng(0).permutation(own * rows)[:, None] * n + np.arange(n)
-    table = jnp.tile(jnp.asarray(table.reshape(own, width), jnp.int32), (parallel.dp, 1))
+    width = -(-(CHUNK * CHUNKS // Z + 1) // n)  # rows of the pool, of n neighbouring blocks each
+    rows = np.random.default_rng(0).permutation(own * width).astype(np.int32)
     layout = pool_layout(config, FORMATS, local_heads(config, mesh, n))
     shape = SEQUENCES, CHUNK * CHUNKS + 1
     ids = np.random.default_rng(1).integers(0, config.num_tokens, shape, np.int32)
@@ -66,7 +64,9 @@ def _logits(text: str) -> np.ndarray:
 
     with jax.set_mesh(mesh):
         logits = jnp.zeros((SEQUENCES, config.vocab_size), jnp.float32)
-        held = Cache.empty(layout, own * width, mesh, n), on_mesh(logits, "batch", "vocab")
+        cache = Cache.empty(layout, own * width, mesh, n)
+        table = jnp.tile(cache.blocks_of(jnp.asarray(rows.reshape(own, width))), (parallel.dp, 1))
+        held = cache, on_mesh(logits, "batch", "vocab")
         program, seen = steady(step, held, model), []
         for start, size in steps:
             places = jnp.broadcast_to(start + jnp.arange(size, dtype=jnp.int32), (SEQUENCES, size))

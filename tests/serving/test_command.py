@@ -86,6 +86,12 @@ def test_layouts_are_taken_where_their_devices_are():
         assert str(resolved(f"tiny {flags}", GPUS).asked.parallel) == layout
 
 
+def test_ranks_that_share_out_pages_own_wider_blocks():
+    assert resolved("tiny --parallel tp4,dcp4,split", GPUS).config.block_size == 64
+    with pytest.raises(ValueError, match="block size, 16, times the 4 ranks that share out pages"):
+        resolved("tiny --parallel tp4,dcp4,split --block-size 16", GPUS)
+
+
 def test_no_process_may_be_left_without_work():
     two = replace(GPUS, num_processes=2)
     with pytest.raises(ValueError, match="tp2 uses 2 of the 4 devices of 2 processes"):

@@ -66,7 +66,8 @@ def asked(index: int, **more) -> Asked:
 
 def device_of(loaded: LoadedModel, **config) -> ModelDevice:
     """With one prefill program, into which long prompts go chunk by chunk."""
-    return ModelDevice(loaded, config_of(max_num_batched_tokens=64, **config), num_blocks=40)
+    own = {"block_size": loaded.row_tokens, "max_num_batched_tokens": 64}
+    return ModelDevice(loaded, config_of(**own, **config), num_blocks=40 // loaded.page_ranks)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,10 @@ def outputs(loaded: LoadedModel, device: ModelDevice, requests: list[Asked]):
     return wholes, rows
 
 
-@pytest.mark.parametrize("mesh", ["dep2", "dp2,tp2,dcp2,ep"])  # tp2: test_two_processes
+@pytest.mark.parametrize(
+    "mesh",
+    ["dep2", "dp2,tp2,dcp2,ep", "dp2,tp4,dcp2,split"],  # tp2: test_two_processes
+)
 def test_mixed_requests_give_on_a_mesh_what_they_give_alone(mesh):
     requests, loaded = [asked(index) for index in range(12)], on_mesh(mesh)
     wholes, rows = outputs(loaded, device_of(loaded), requests)

@@ -56,10 +56,10 @@ def run(parallel: ParallelConfig, lengths=LENGTHS) -> tuple[np.ndarray, np.ndarr
     model = placed(mesh, parallel)
     n = parallel.page_ranks
     layout = pool_layout(CONFIG, FORMATS, local_heads(CONFIG, mesh, n))
-    width = -(-BLOCKS // n) * n
+    width = -(-BLOCKS // n)  # rows of the pool
     of_rank = B // parallel.dp if B % parallel.dp == 0 else B  # sequences; ids count within a rank
-    table = jnp.arange(B)[:, None] % of_rank * width + jnp.arange(width)
     pages = Cache.empty(layout, of_rank * width, mesh, n)
+    table = pages.blocks_of(jnp.arange(B)[:, None] % of_rank * width + jnp.arange(width))
     logits = jnp.zeros((B, CONFIG.vocab_size))
     ends = jnp.array(lengths, jnp.int32)
     ids = np.zeros((B, 2 * CHUNK + CHUNK), np.int32)

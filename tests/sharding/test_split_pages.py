@@ -126,5 +126,8 @@ def test_pages_that_were_made_without_knowing_of_it_are_refused():
         positions=jnp.zeros((1, 1), int),
         block_table=jnp.zeros((1, 1), int),
     )
+    assert Cache.empty(layout, 4).blocks_of(jnp.array([[3, -1]])).tolist() == [[3, -1]]
+    shared = Cache.empty(layout, 4, page_ranks=2)
+    assert shared.blocks_of(jnp.array([[3, -1]])).tolist() == [[6, 7, -1, -1]]
     with pytest.raises(ValueError, match="lie on 4 ranks .* but these were made for 1"):
         model.hidden(batch, layout, Cache.empty(layout, 4))
