@@ -7,7 +7,7 @@ same code. Every device works on its own heads and its own rank of the pool (`sh
 all tokens wherever they are split.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,13 +25,7 @@ from minimax_jax.lora import Adapter, part
 from minimax_jax.micro_batches import after_read
 from minimax_jax.projections import Norms, Projections
 from minimax_jax.shards import columns, gathered_tokens, of_heads
-from minimax_jax.split_pages import (
-    gathered_index,
-    merged,
-    own_choice,
-    own_part,
-    own_slots,
-)
+from minimax_jax.split_pages import chosen_of_parts, merged, own_choice, own_part, own_slots
 from pallas_kernels.kv_insert import KeyTransform, Query, Rows, norm_rope, with_queries
 from pallas_kernels.layouts.pages import Blocks, Source
 from pallas_kernels.layouts.pool import through_cache, through_record
@@ -246,10 +240,11 @@ def _attended(
     if choice is None or keys.index_k is None:
         return dense_attention(q, keys.k, keys.v, *places, scale=scale)
     index_q = _rounded(queries[1], context, formats.index)
-    index_k, table = gathered_index(keys.index_k, own, n)
-    whole = replace(context.batch, block_table=table)
-    ids = chosen_blocks(index_q, index_k, whole, choice, context.rules.index_ranks)
-    return sparse_attention(q, keys.k, keys.v, own_choice(ids, n), *places, scale=scale)
+    if n == 1:
+        ids = chosen_blocks(index_q, keys.index_k, own, choice, context.rules.index_ranks)
+    else:
+        ids = own_choice(chosen_of_parts(index_q, keys.index_k, context.batch, own, choice, n), n)
+    return sparse_attention(q, keys.k, keys.v, ids, *places, scale=scale)
 
 
 def _rounded(q: Float[Array, "B T heads H"], context: Context, fmt: str) -> Array:

@@ -2,22 +2,24 @@
 
 Index keys are whole on every rank, and each rank chooses for its own heads. With `index_ranks` = n
 (decode context parallelism) neighbouring ranks split that work by context instead: rank r of a
-group scores the blocks with `block % n == r` for all of the group's heads and sends each head's
-best to the head's owner. The owner scores those few again and chooses among them, so scores need
-not travel, and forced blocks and ties (the lower id) are decided by the op that decides them on one
-device. A head's best C are among the ranks' best C each, so the choice is the same.
+group scores the blocks with `block % n == r` for all of the group's heads, and sends each head's
+scores, four bytes a block, to the head's owner. A block's score is the same wherever it is made,
+and the owner's choice is the op's own second half, so forced blocks and ties (the lower id) are
+decided as on one device.
 
 The products are as many as before, but an index key is read by one rank of the group in place of
 all, and reading is what scoring one token is bound by. Many tokens at once (prefill) share what is
 read, and are not split.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from configs.parts import IndexerConfig
 from minimax_jax.batch import Batch
-from pallas_kernels.block_select import block_select
+from pallas_kernels.block_select import best_blocks, block_scores, block_select
 from pallas_kernels.layouts.pages import Source
 from sharding.axes import MODEL
 from sharding.collectives import exchanged, gathered, rank, ranks
@@ -33,28 +35,42 @@ def chosen_blocks(
     index_ranks: int = 1,
 ) -> Int[Array, "B T K C"]:
     """`block_select` for the heads that are here; -1 in unused places."""
-    table, positions = batch.block_table, batch.positions
-    if index_ranks == 1 or ranks(MODEL) == 1 or index_q.shape[1] > MOST_TOKENS:
-        return _select(index_q, index_k, table, positions, choice, choice.top_k)
-    return _split(index_q, index_k, table, positions, choice, index_ranks)
+    n, (B, T, K, I) = index_ranks, index_q.shape
+    if n == 1 or ranks(MODEL) == 1 or T > MOST_TOKENS:
+        table, positions = batch.block_table, batch.positions
+        return block_select(index_q, index_k, table, positions, **_forced(choice))
+    queries = jnp.moveaxis(gathered(index_q[None], MODEL, group=n), 0, 2).reshape(B, T, n * K, I)
+    table = own_blocks(batch.block_table, rank(MODEL) % n, n)
+    scores = own_scores(queries, index_k, table, batch.positions, n)
+    parts = exchanged(scores, MODEL, dimension=2, group=n)
+    return best_of_parts(parts, batch.positions, index_k.block_size, choice)
 
 
-def _split(
-    index_q, index_k: Source, table, positions, choice: IndexerConfig, n: int
-) -> Int[Array, "B T K C"]:
-    """The choice for a rank's own heads, of n ranks that share the scoring."""
-    B, T, K, I = index_q.shape
+def own_scores(
+    index_q: Float[Array, "B T K I"],
+    index_k: Source,
+    own_table: Int[Array, "B P_n"],
+    positions: Int[Array, "B T"],
+    n: int,
+) -> Float[Array, "B T K P4"]:
+    """The scores of a rank's every n-th block, all of them that come before a query's newest."""
     r, size = rank(MODEL) % n, index_k.block_size
-    queries = gathered(index_q[None], MODEL, group=n)  # [n, B, T, K, I]
-    queries = jnp.moveaxis(queries, 0, 2).reshape(B, T, n * K, I)
-    # The forced blocks of a rank's own list may not be forced in the whole: they come on top.
-    best = choice.top_k + choice.local_blocks + -(-choice.init_blocks // n)
-    own = own_positions(positions, r, n, size)
-    places = _select(queries, index_k, own_blocks(table, r, n), own, choice, best)
-    ids = jnp.where(places < 0, -1, places * n + r)  # [B, T, n K, best]
-    ids = exchanged(ids.reshape(B, T, n, K, best), MODEL, dimension=2, group=n)
-    candidates = jnp.moveaxis(ids[:, :, :, 0], 0, 3).reshape(B, T, K, n * best)
-    return _among(index_q, index_k, table, positions, candidates, choice)
+    places = own_positions(positions, r, n, size)
+    # Another rank's newest block is past all that are here, so these are all before it.
+    is_past = (places >= 0) & ((positions // size - r) % n != 0)
+    return block_scores(index_q, index_k, own_table, places + is_past)
+
+
+def best_of_parts(
+    parts: Float[Array, "n B T K P4"],
+    positions: Int[Array, "B T"],
+    block_size: int,
+    choice: IndexerConfig,
+) -> Int[Array, "B T K C"]:
+    """The choice among all blocks, from the scores of n ranks that have every n-th each."""
+    scores = jnp.moveaxis(parts, 0, -1)
+    scores = scores.reshape(*scores.shape[:3], -1)
+    return best_blocks(scores, positions, block_size=block_size, **_forced(choice))
 
 
 def own_blocks(table: Int[Array, "B P"], r: Array | int, n: int) -> Int[Array, "B P_n"]:
@@ -77,36 +93,9 @@ def own_positions(
     return jnp.where((positions < 0) | (count <= 0), -1, place)
 
 
-def _among(
-    index_q, index_k: Source, table, positions, candidates, choice: IndexerConfig
-) -> Int[Array, "B T K C"]:
-    """The choice among some blocks for each query and head, which hold all that are forced."""
-    (B, T, K, I), size, P = index_q.shape, index_k.block_size, table.shape[1]
-    last = jnp.sort(jnp.where(candidates < 0, P, candidates), axis=-1)  # as in the context, P: none
-    physical = jnp.pad(table, [(0, 0), (0, 1)], constant_values=-1)
-    lists = jnp.take_along_axis(physical[:, None, None], last, axis=-1)
-    count = jnp.sum(last < P, axis=-1)
-    places = jnp.where(count > 0, (count - 1) * size + (positions % size)[..., None], -1)
-    rows = B * T * K
-    found = _select(
-        index_q.reshape(rows, 1, 1, I),
-        index_k,
-        lists.reshape(rows, -1),
-        places.reshape(rows, 1),
-        choice,
-        choice.top_k,
-    ).reshape(B, T, K, choice.top_k)
-    ids = jnp.take_along_axis(last, jnp.maximum(found, 0), axis=-1)
-    return jnp.where(found < 0, -1, ids)
-
-
-def _select(index_q, index_k: Source, table, positions, choice: IndexerConfig, top_k: int):
-    return block_select(
-        index_q,
-        index_k,
-        table,
-        positions,
-        top_k=top_k,
-        init_blocks=choice.init_blocks,
-        local_blocks=choice.local_blocks,
-    )
+def _forced(choice: IndexerConfig) -> dict[str, Any]:
+    return {
+        "top_k": choice.top_k,
+        "init_blocks": choice.init_blocks,
+        "local_blocks": choice.local_blocks,
+    }

@@ -5,8 +5,10 @@ lies on rank j mod n. Ids of blocks count over the group: id p is row p // n of 
 j-th entry of a sequence's table is an id of j modulo n. Whoever owns the pages sees to that.
 
     keys         the group's heads, written by the rank that has their block
-    choice       the index keys of the batch's contexts are gathered for as long as a layer chooses,
-                 so one op decides, as on one device, by the same bits
+    choice       every rank scores its own blocks for the group's heads, and all get all scores. Of
+                 more than a few tokens a sequence the index keys of the batch's contexts are
+                 gathered instead, for as long as a layer chooses. One op decides, as on one device,
+                 by the same bits
     attention    every rank attends for all heads of the group to those chosen blocks that it has;
                  the parts go to the heads' owners, which merge them by their log-sum-exp
 
@@ -19,9 +21,17 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from configs.parts import IndexerConfig
 from minimax_jax.batch import Batch
 from minimax_jax.cache import own_heads
-from minimax_jax.context_blocks import own_blocks, own_positions
+from minimax_jax.context_blocks import (
+    MOST_TOKENS,
+    best_of_parts,
+    chosen_blocks,
+    own_blocks,
+    own_positions,
+    own_scores,
+)
 from pallas_kernels.kv_insert import Slots
 from pallas_kernels.layouts.pages import Pages, Source
 from sharding.axes import MODEL
@@ -65,12 +75,28 @@ def group_heads(x: Float[Array, "B T K H"], num_heads: int, n: int) -> Float[Arr
     return jnp.moveaxis(gathered(x[None], MODEL, group=n), 0, 2).reshape(B, T, n * K, H)
 
 
+def chosen_of_parts(
+    index_q: Float[Array, "B T K I"],
+    index_k: Source,
+    batch: Batch,
+    own: Batch,
+    choice: IndexerConfig,
+    n: int,
+) -> Int[Array, "B T K C"]:
+    """What the group's heads choose in the whole context; `own` is the rank's part of the batch."""
+    if index_q.shape[1] > MOST_TOKENS:
+        index_k, table = gathered_index(index_k, own, n)
+        return chosen_blocks(index_q, index_k, replace(batch, block_table=table), choice)
+    scores = own_scores(index_q, index_k, own.block_table, batch.positions, n)
+    parts = gathered(scores[None], MODEL, group=n)
+    return best_of_parts(parts, batch.positions, index_k.block_size, choice)
+
+
 def gathered_index(index_k: Source, own: Batch, n: int) -> tuple[Source, Int[Array, "B P"]]:
     """The index keys of the batch's contexts, of all ranks of the group, and the block table that
     finds them. `own` is the rank's part of the batch.
     """
-    if n == 1 or not isinstance(index_k, Pages):
-        return index_k, own.block_table
+    assert isinstance(index_k, Pages)
     component = index_k.component
     lines = index_k.line + jnp.arange(component.lines)
     rows = jnp.maximum(own.block_table, 0)  # [B, P / n]

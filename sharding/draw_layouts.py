@@ -125,7 +125,7 @@ LAYOUTS: dict[str, list[Row | str]] = {
         INDEX,
         "index queries to all",
         SCORED,
-        "best blocks of each head to the head's owner, which chooses",
+        "scores of each head to the head's owner, which chooses",
         PROJECTION,
         "all-reduce",
         ALL_TOKENS,

@@ -26,12 +26,34 @@ def block_select(
 ) -> Int[Array, "B T K C"]:
     """See the package."""
     scores = block_scores(index_q, index_k, block_table, positions)
+    return best_blocks(
+        scores,
+        positions,
+        block_size=index_k.block_size,
+        top_k=top_k,
+        init_blocks=init_blocks,
+        local_blocks=local_blocks,
+    )
+
+
+def best_blocks(
+    scores: Float[Array, "B T K P"],
+    positions: Int[Array, "B T"],
+    *,
+    block_size: int,
+    top_k: int,
+    init_blocks: int,
+    local_blocks: int,
+) -> Int[Array, "B T K C"]:
+    """See the package."""
     scores = jnp.where(scores == 0, 0.0, scores)  # top_k ranks -0.0 below 0.0
-    newest = (positions // index_k.block_size)[:, :, None, None]
-    ids = jnp.arange(block_table.shape[1])
+    scores = jnp.nan_to_num(scores, nan=_LOWEST, posinf=_HIGHEST, neginf=_LOWEST)
+    newest = (positions // block_size)[:, :, None, None]
+    ids = jnp.arange(scores.shape[-1])
     forced = (ids < init_blocks) | (ids > newest - local_blocks)
-    scores = jnp.where(forced & (ids <= newest), jnp.inf, scores)
-    scores = jnp.where((positions < 0)[:, :, None, None], -jnp.inf, scores)
+    scores = jnp.where(forced, jnp.inf, scores)
+    is_seen = (positions >= 0)[:, :, None, None] & (ids <= newest)
+    scores = jnp.where(is_seen, scores, -jnp.inf)
     chosen_scores, chosen = lax.top_k(scores, min(top_k, scores.shape[-1]))
     chosen = jnp.where(chosen_scores == -jnp.inf, -1, chosen)
     unused = top_k - chosen.shape[-1]

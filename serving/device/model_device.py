@@ -57,7 +57,7 @@ class ModelDevice:
         """Raises ValueError with a sentence for what cannot be served."""
         self.config, self.shapes = config, Shapes(config, num_blocks)
         self._num_blocks, self._others = num_blocks, others
-        self._num_ranks = num_data_ranks(loaded.mesh)
+        num_ranks = self._num_ranks = num_data_ranks(loaded.mesh)
         self._programs = Programs(loaded.on_mesh)
         self._counter: CompilationCounter | None = None
         place = partial(everywhere, mesh=loaded.mesh)
@@ -73,14 +73,14 @@ class ModelDevice:
             )
         vocab_size, num_slots = loaded.config.vocab_size, config.max_num_seqs
         self._residency = Residency(
-            num_ranks=self._num_ranks,
+            num_ranks=num_ranks,
             num_slots=num_slots,
             num_admitted=self.shapes.max_prefill_rows,
             num_places=1 + config.num_speculative_tokens,
             vocab_size=vocab_size,
             tokenizer=loaded.tokenizer,
         )
-        slots = Slots.empty(self._num_ranks * num_slots, config.max_blocks, vocab_size)
+        slots = Slots.empty(num_ranks * num_slots, config.max_blocks, vocab_size)
         if drafter is not None:
             proposal = no_proposal(loaded.model, drafter, slots.num_slots)
             slots = replace(slots, proposal=proposal)
@@ -105,9 +105,7 @@ class ModelDevice:
         self._runner = StepRunner(self._kept, self.shapes, self._calls, self._residency)
         self._records = None
         if config.enable_return_routed_experts:
-            self._records = RoutingRecords(
-                loaded.config, self._num_ranks, num_blocks, loaded.page_ranks
-            )
+            self._records = RoutingRecords(loaded.config, num_ranks, num_blocks, loaded.page_ranks)
 
     @property
     def num_blocks(self) -> int:

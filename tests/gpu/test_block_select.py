@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.block_select import block_select, mosaic, reference, schedule, score
+from pallas_kernels.block_select import (
+    best_blocks,
+    block_scores,
+    block_select,
+    mosaic,
+    reference,
+    schedule,
+    score,
+)
 from pallas_kernels.layouts.pages import Pages
 from pallas_kernels.layouts.pool import LINE, Component
 from tests.numerics import assert_close
@@ -129,6 +137,16 @@ def test_with_every_scale_selections_differ_by_rounding_at_most():
         values = [scores[where][i] for i in only]
         spread = max(values) - min(values) if values else 0.0
         assert spread <= 1e-5 * np.abs(scores[where]).max(), (where, only)
+
+
+@pytest.mark.parametrize(("queries", "heads"), [(1, 1), (1, 4), (8, 4), (3, 8)])
+def test_scores_and_choice_apart_are_the_op(queries, heads):
+    q, pages, table, positions = _inputs([20_000, 5_000, 100], queries, heads, seed=9)
+    scores = block_scores(q, pages, table, positions, implementation="mosaic")
+    where = {"block_size": Z, "top_k": C, "implementation": "mosaic"}
+    found = best_blocks(scores, positions, **where)
+    whole = block_select(q, pages, table, positions, top_k=C, implementation="mosaic")
+    np.testing.assert_array_equal(found, whole)
 
 
 @pytest.mark.parametrize("queries", [1, 2, 4, 8, 20, 64])

@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pallas_kernels.block_select import mosaic as select
 from pallas_kernels.block_select import schedule, score
 from pallas_kernels.block_select.top_k import top_blocks
 from pallas_kernels.kv_insert import KeyTransform, Query, Rows, Slots, mosaic
-from pallas_kernels.layouts.pool import CacheFormats, PoolLayout
+from pallas_kernels.layouts.pages import Pages
+from pallas_kernels.layouts.pool import CacheFormats, Component, PoolLayout
 
 _KERNEL = "mosaic_gpu"  # names the custom call
 
@@ -49,6 +51,24 @@ def test_the_choice_of_blocks_lowers(init_blocks):
         )
 
     assert _KERNEL in _lowered(choose, _shape(3, 32, 1024, dtype=jnp.float32), _shape(3, 8))
+
+
+@pytest.mark.parametrize(("queries", "heads", "blocks"), [(1, 4, 131), (8, 4, 1024), (8, 8, 6)])
+def test_scores_and_choice_lower_apart(queries, heads, blocks):
+    """As ranks that share a context call them: the parts of three make the whole."""
+    component = Component(format="nvfp4", heads=1, tokens=128, width=128)
+
+    def choose(q, pool, table, positions):
+        pages = Pages(pool=pool, line=jnp.int32(0), component=component)
+        scores = select.block_scores(q, pages, table, positions)
+        scores = jnp.concatenate([scores] * 3, axis=-1)
+        forced = {"init_blocks": 1, "local_blocks": 1}
+        return select.best_blocks(scores, positions, block_size=128, top_k=16, **forced)
+
+    q = _shape(3, queries, heads, 128, dtype=jnp.bfloat16)
+    pool = _shape(200, 72, 128, dtype=jnp.uint8)
+    lowered = _lowered(choose, q, pool, _shape(3, blocks), _shape(3, queries))
+    assert lowered.count(_KERNEL) >= 2
 
 
 @pytest.mark.parametrize("kv", ["nvfp4", "fp8", "bf16"])
