@@ -108,6 +108,11 @@ class Cache:
         pool = jnp.zeros(shape, jnp.uint8, device=sharding)
         return cls(pool=pool, layout=layout, page_ranks=page_ranks)
 
+    @property
+    def blocks_of_data_rank(self) -> int:
+        """P: what block ids count, the blocks of all ranks that share out a context."""
+        return self.pool.shape[1] * self.page_ranks
+
     def blocks_of(self, rows: Int[Array, "B R"]) -> Int[Array, "B P"]:
         """The block table of sequences that own whole rows of the pool, -1 for none: row r is the
         blocks n r to n r + n - 1 of the n ranks that share out a context, one on each.
@@ -130,7 +135,7 @@ class Cache:
         check(moe.num_experts <= NO_ROUTE, f"{moe.num_experts} experts are too many for a byte")
         lies = self.pool.sharding
         mesh = lies.mesh if isinstance(lies, NamedSharding) else None
-        blocks = self.pool.shape[1] * (1 if mesh is None else mesh.shape[DATA])
+        blocks = self.blocks_of_data_rank * (1 if mesh is None else mesh.shape[DATA])
         shape = (blocks, layers, self.layout.block_size, moe.experts_per_token)
         whole = None if mesh is None else named_sharding(mesh, (None,) * 4, SERVE, shape)
         return replace(self, choices=jnp.full(shape, NO_ROUTE, jnp.uint8, device=whole))
@@ -146,7 +151,8 @@ class Cache:
         """
         if self.choices is None:
             return self
-        routes, num_blocks = Routes.of(choices, batch, self.layout.block_size), self.pool.shape[1]
+        routes = Routes.of(choices, batch, self.layout.block_size)
+        num_blocks = self.blocks_of_data_rank
         data_ranks, (B, T) = len(self.choices) // num_blocks, batch.positions.shape
         owners = jnp.arange(data_ranks)[:, None]
         if B % data_ranks == 0:

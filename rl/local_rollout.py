@@ -55,8 +55,8 @@ class LocalRollout:
 
 
 @partial(jax.jit, donate_argnames=("cache",))
-def copy_blocks(cache: Cache, source: Int[Array, "S"], target: Int[Array, "S"]) -> Cache:
-    """The cache with some blocks' rows and records copied to others, by each data rank its own."""
+def copy_rows(cache: Cache, source: Int[Array, "S"], target: Int[Array, "S"]) -> Cache:
+    """The cache with some rows and their records copied to others, by each data rank its own."""
     copy = local(
         lambda pool, source, target: pool.at[:, target].set(pool[:, source]),
         in_axes=[POOL_AXES, ("batch",), ("batch",)],
@@ -65,11 +65,17 @@ def copy_blocks(cache: Cache, source: Int[Array, "S"], target: Int[Array, "S"]) 
     copied = cache.with_pool(copy(cache.pool, source, target))
     if cache.choices is None:
         return copied
-    per_rank = cache.pool.shape[1]  # the record has the blocks of all data ranks in one
-    ranks = len(cache.choices) // per_rank
+    per_rank = cache.pool.shape[1]  # the record has the rows of all data ranks in one
+    ranks = len(cache.choices) // cache.blocks_of_data_rank
     first = jnp.repeat(jnp.arange(ranks) * per_rank, len(source) // ranks)
-    rows = cache.choices[source + first]
-    return replace(copied, choices=cache.choices.at[target + first].set(rows))
+    choices = by_rows(cache.choices, cache)
+    choices = choices.at[target + first].set(choices[source + first])
+    return replace(copied, choices=choices.reshape(cache.choices.shape))
+
+
+def by_rows(choices: UInt8[Array, "dP L Z X"], cache: Cache) -> UInt8[Array, "dR n L Z X"]:
+    """A cache's record of experts by rows of its pool."""
+    return choices.reshape(-1, cache.page_ranks, *choices.shape[1:])
 
 
 class _Wave:
@@ -88,25 +94,25 @@ class _Wave:
             lengths,
             self.samples,
             request.max_tokens,
-            loaded.layout.block_size,
-            least=config.indexer.top_k,
+            loaded.row_tokens,
+            least=-(-config.indexer.top_k // loaded.page_ranks),
             data_ranks=self.data_ranks,
         )
-        self.cache = Cache.empty(loaded.layout, self.plan.num_blocks, loaded.mesh)
+        self.cache = Cache.empty(loaded.layout, self.plan.num_rows, loaded.mesh, loaded.page_ranks)
         if request.record:
             self.cache = self.cache.recording(config)
         self.vocab_size = config.vocab_size
-        self.block_size = loaded.layout.block_size
+        self.block_size, self.row_tokens = loaded.layout.block_size, loaded.row_tokens
 
     def run(self) -> list[Rollout]:
         """All samples, those of a prompt together."""
         plan = self.plan
         logits = self._prefill()
-        self.cache = copy_blocks(self.cache, jnp.asarray(plan.copy_from), jnp.asarray(plan.copy_to))
+        self.cache = copy_rows(self.cache, jnp.asarray(plan.copy_from), jnp.asarray(plan.copy_to))
         lengths = jnp.repeat(jnp.asarray(plan.lengths), self.samples)
         held = Prefilled(
             cache=self.cache,
-            table=jnp.asarray(plan.sample_table),
+            table=self.cache.blocks_of(jnp.asarray(plan.sample_table)),
             state=DecodeState(
                 logits=jnp.repeat(logits, self.samples, axis=0),
                 positions=lengths,
@@ -160,7 +166,7 @@ class _Wave:
         for row, prompt in enumerate(self.prompts):
             tokens[row, : len(prompt)] = prompt
         logits = jnp.zeros((rows, self.vocab_size), jnp.float32)
-        table, policy = jnp.asarray(self.plan.prompt_table), self.policy
+        table, policy = self.cache.blocks_of(jnp.asarray(self.plan.prompt_table)), self.policy
         drafter = None if self.speculation is None else self.speculation.drafter
         for start in range(0, longest, chunk):
             positions = np.arange(start, start + chunk)
@@ -183,8 +189,9 @@ class _Wave:
         request, pool = self.request, cache.pool
         if request.record_cache and len(pool) != 1:
             raise ValueError(f"replay_cache=true needs a cache of one rank, not of {len(pool)}")
+        choices = None if cache.choices is None else np.asarray(by_rows(cache.choices, cache))
         return _Stored(
-            choices=np.asarray(cache.choices) if request.record else None,
+            choices=choices,
             pages=np.asarray(pool)[0] if request.record_cache else None,
         )
 
@@ -193,9 +200,9 @@ class _Wave:
         stopped = tokens[-1:] and tokens[-1] in self.request.stop_ids
         finish: Finish = "aborted" if decoded.broken[row] else "stop" if stopped else "length"
         total = len(prompt) + len(tokens)
-        blocks = self.plan.sample_table[row][: -(-total // self.block_size)]
+        rows = self.plan.sample_table[row][: -(-total // self.row_tokens)]
         of_rank = len(self.plan.sample_table) // self.data_ranks  # samples
-        recorded = blocks + row // of_rank * self.plan.num_blocks
+        recorded = rows + row // of_rank * self.plan.num_rows
         return Rollout(
             prompt=tuple(prompt),
             tokens=tokens,
@@ -205,20 +212,20 @@ class _Wave:
             choices=None
             if stored.choices is None
             else stored.of_tokens(recorded, max(total - 1, 0)),
-            pages=None if stored.pages is None else stored.pages[blocks],
+            pages=None if stored.pages is None else stored.pages[rows],
             speculation=decoded.speculation(row),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Stored:
-    """The rows of all blocks in the cache, on the host; None where they are not asked for."""
+    """The rows of the cache, on the host; None where they are not asked for."""
 
-    choices: UInt8[np.ndarray, "P L Z X"] | None
+    choices: UInt8[np.ndarray, "P n L Z X"] | None
     pages: UInt8[np.ndarray, "P lines 128"] | None
 
-    def of_tokens(self, blocks: np.ndarray, count: int) -> UInt8[np.ndarray, "m L X"]:
-        """The experts of the first tokens in some blocks."""
+    def of_tokens(self, rows: np.ndarray, count: int) -> UInt8[np.ndarray, "m L X"]:
+        """The experts of the first tokens in some rows."""
         assert self.choices is not None
-        rows = np.moveaxis(self.choices[blocks], 1, 2)  # block, token, layer, choice
-        return rows.reshape(-1, *rows.shape[2:])[:count]
+        experts = np.moveaxis(self.choices[rows], 2, 3)  # row, block, token, layer, choice
+        return experts.reshape(-1, *experts.shape[3:])[:count]

@@ -1,5 +1,6 @@
-"""Where a wave of rollouts keeps its keys: the samples of a prompt share the prompt's whole blocks;
-the block that the prompt only begins is copied for each.
+"""Where a wave of rollouts keeps its keys: the samples of a prompt share the prompt's whole rows of
+the pool; the row that the prompt only begins is copied for each. A row is a block, or several where
+ranks share out a context.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,9 @@ from minimax_jax.steps import bucket
 
 @dataclass(frozen=True, kw_only=True)
 class WavePlan:
-    """Block tables of P prompts and of their P x G samples in one pool, -1 where there is none, and
-    what is copied once the prompts are in their blocks. Data ranks share prompts and samples in
-    order, and each counts its blocks from 0.
+    """The rows of P prompts and of their P x G samples in one pool, -1 where there is none, and
+    what is copied once the prompts are in their rows. Data ranks share prompts and samples in
+    order, and each counts its rows from 0.
     """
 
     lengths: Int[np.ndarray, "P"]
@@ -23,7 +24,7 @@ class WavePlan:
     sample_table: Int[np.ndarray, "S W"]
     copy_from: Int[np.ndarray, "S"]
     copy_to: Int[np.ndarray, "S"]
-    num_blocks: int
+    num_rows: int
 
     @classmethod
     def of(
@@ -31,7 +32,7 @@ class WavePlan:
         lengths: Sequence[int],
         samples: int,
         max_tokens: int,
-        block_size: int,
+        row_tokens: int,
         *,
         least: int,
         data_ranks: int = 1,
@@ -41,26 +42,26 @@ class WavePlan:
         """
         assert len(lengths) % data_ranks == 0, "data ranks have equal numbers of prompts"
         L, P = np.asarray(lengths), len(lengths) // data_ranks  # prompts of a rank
-        shared, begun = np.divmod(L, block_size)  # whole blocks; tokens in the block after them
-        width = bucket(int(-(-L.max() // block_size)), smallest=least)
-        own = -(-(block_size - 1 + max_tokens) // block_size)
+        shared, begun = np.divmod(L, row_tokens)  # whole rows; tokens in the row after them
+        width = bucket(int(-(-L.max() // row_tokens)), smallest=least)
+        own = -(-(row_tokens - 1 + max_tokens) // row_tokens)
         prompt_table = np.arange(len(L) * width).reshape(len(L), width) % (P * width)
         S = len(L) * samples
-        own_blocks = P * width + np.arange(S * own).reshape(S, own) % (P * samples * own)
+        own_rows = P * width + np.arange(S * own).reshape(S, own) % (P * samples * own)
         widest = bucket(int(shared.max()) + own, smallest=least)
         table = np.full((S, widest), -1, np.int32)
         for row in range(S):
             first = shared[row // samples]
             table[row, :first] = prompt_table[row // samples, :first]
-            table[row, first : first + own] = own_blocks[row]
+            table[row, first : first + own] = own_rows[row]
         copied = np.repeat(np.minimum(shared, width - 1), samples)
         source = prompt_table[np.arange(S) // samples, copied]
         return cls(
             lengths=L.astype(np.int32),
             prompt_table=prompt_table.astype(np.int32),
             sample_table=table,
-            # a prompt that ends with its block has nothing to copy: its sample's block onto itself
-            copy_from=np.where(np.repeat(begun > 0, samples), source, own_blocks[:, 0]),
-            copy_to=own_blocks[:, 0],
-            num_blocks=P * (width + samples * own),
+            # a prompt that ends with its row has nothing to copy: its sample's row onto itself
+            copy_from=np.where(np.repeat(begun > 0, samples), source, own_rows[:, 0]),
+            copy_to=own_rows[:, 0],
+            num_rows=P * (width + samples * own),
         )

@@ -127,9 +127,10 @@ def test_a_checkpoint_of_one_mesh_is_restored_on_another(meshed, tmp_path):
         assert y.sharding == z.sharding
 
 
-def test_a_rollout_on_a_mesh_is_what_one_device_computes_of_it():
+@pytest.mark.parametrize("mesh", [MESH, "dp2,tp2,dcp2,split"])
+def test_a_rollout_on_a_mesh_is_what_one_device_computes_of_it(mesh):
     """Its log-probabilities and experts, of prompts and samples that data ranks share."""
-    loaded, parameters = on_mesh(MESH), toy_policy(toy_loaded())[0]
+    loaded, parameters = on_mesh(mesh), toy_policy(toy_loaded())[0]
     model, adapter = published(loaded.model, parameters, CONFIG)
     policy = Policy(model=model, adapter=adapter, version=3)
     found = LocalRollout(loaded=loaded, wave=64)(policy, toy_request())

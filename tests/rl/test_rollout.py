@@ -201,12 +201,12 @@ def test_the_plan_shares_whole_blocks_and_copies_the_begun_one():
     # 40 tokens begin a third block, 16 end theirs
     assert plan.copy_from[4] == plan.prompt_table[2, 2] and plan.copy_to[4] == own[0, 0]
     np.testing.assert_array_equal(plan.copy_from[2:4], plan.copy_to[2:4])
-    assert plan.sample_table.max() < plan.num_blocks
+    assert plan.sample_table.max() < plan.num_rows
 
 
-def test_data_ranks_count_their_blocks_from_zero():
+def test_data_ranks_count_their_rows_from_zero():
     """Two ranks with two prompts and four samples each have the plan that one has of its own."""
-    lengths, how = [3, 16, 40, 7], {"samples": 2, "max_tokens": 20, "block_size": 16, "least": 2}
+    lengths, how = [3, 16, 40, 7], {"samples": 2, "max_tokens": 20, "row_tokens": 16, "least": 2}
     both = WavePlan.of(lengths, **how, data_ranks=2)
     for rank, own in enumerate((lengths[:2], [*lengths[2:]])):
         alone = WavePlan.of([*own, max(lengths)], **how)  # as wide
@@ -228,6 +228,6 @@ def test_a_copied_block_takes_everything_along():
     )
     pool, choices = np.array(filled.pool), np.array(filled.choices)
     pool[:, 3], choices[3] = pool[:, 1], choices[1]
-    found = local_rollout.copy_blocks(filled, jnp.array([1, 0]), jnp.array([3, 0]))
+    found = local_rollout.copy_rows(filled, jnp.array([1, 0]), jnp.array([3, 0]))
     np.testing.assert_array_equal(found.pool, pool)
     np.testing.assert_array_equal(found.choices, choices)
