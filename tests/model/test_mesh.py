@@ -27,10 +27,13 @@ def folder(tmp_path_factory):
     return path
 
 
+# tp4 and dep4 run in the fast set too, on a random model: `tests/sharding/test_model_on_meshes.py`.
 @pytest.mark.parametrize(
-    "parallel", [ParallelConfig.parse(one) for one in ("tp2", "dp2,tp2", "tp2,ep")], ids=str
+    "text",
+    ["tp2", *(pytest.param(one, marks=pytest.mark.slow) for one in ("dp2,tp2", "tp2,ep"))],
 )
-def test_a_mesh_gives_the_logits_and_tokens_of_one_device(folder, parallel):
+def test_a_mesh_gives_the_logits_and_tokens_of_one_device(folder, text):
+    parallel = ParallelConfig.parse(text)
     options = {"dtype": "float32", "kv": "f32", "index": "f32"}
     alone = minimax_jax.load(folder, **options)
     rules = with_parallel(SERVE, parallel)

@@ -212,7 +212,7 @@ def test_data_ranks_count_their_rows_from_zero():
         alone = WavePlan.of([*own, max(lengths)], **how)  # as wide
         rows = slice(4 * rank, 4 * rank + 4)
         same = (both.sample_table[rows] >= 0) == (alone.sample_table[:4] >= 0)
-        assert same.all() and both.sample_table[rows].max() < both.num_blocks
+        assert same.all() and both.sample_table[rows].max() < both.num_rows
         owned = both.sample_table[rows, :][both.sample_table[rows] >= 2 * 4]
         assert len(np.unique(owned)) == len(owned)
     np.testing.assert_array_equal(both.prompt_table[:2], both.prompt_table[2:])

@@ -17,7 +17,9 @@ def tokenizer():
     return Tokenizer.load(TINY)
 
 
+@pytest.mark.slow
 def test_training_again_gives_the_shipped_files(tmp_path):
+    """15 s."""
     shutil.copy(TINY / "chat_template.jinja", tmp_path)
     train_tokenizer(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
