@@ -118,6 +118,8 @@ class Cache:
         blocks n r to n r + n - 1 of the n ranks that share out a context, one on each.
         """
         n = self.page_ranks
+        if n == 1:
+            return rows
         blocks = jnp.where(rows[..., None] < 0, -1, rows[..., None] * n + jnp.arange(n))
         return blocks.reshape(len(rows), -1)
 

@@ -13,7 +13,8 @@ j-th entry of a sequence's table is an id of j modulo n. Whoever owns the pages 
                  the parts go to the heads' owners, which merge them by their log-sum-exp
 
 A rank holds 1 / n of the group's bytes, so index keys, and key heads that more ranks than heads
-would copy, are stored once a group. With n = 1 every function here gives what it was given.
+would copy, are stored once a group. With n = 1 every function here but those of the choice gives
+what it was given.
 """
 
 from dataclasses import replace

@@ -7,6 +7,7 @@ Log-probabilities are taken at the sampling temperature in the program that draw
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,8 +74,10 @@ def copy_rows(cache: Cache, source: Int[Array, "S"], target: Int[Array, "S"]) ->
     return replace(copied, choices=choices.reshape(cache.choices.shape))
 
 
-def by_rows(choices: UInt8[Array, "dP L Z X"], cache: Cache) -> UInt8[Array, "dR n L Z X"]:
-    """A cache's record of experts by rows of its pool."""
+def by_rows(choices: Any, cache: Cache) -> Any:
+    """A cache's record of experts [dP, L, Z, X] by rows of its pool [dR, n, L, Z, X]; on the host,
+    one of numpy.
+    """
     return choices.reshape(-1, cache.page_ranks, *choices.shape[1:])
 
 
@@ -189,7 +192,7 @@ class _Wave:
         request, pool = self.request, cache.pool
         if request.record_cache and len(pool) != 1:
             raise ValueError(f"replay_cache=true needs a cache of one rank, not of {len(pool)}")
-        choices = None if cache.choices is None else np.asarray(by_rows(cache.choices, cache))
+        choices = None if cache.choices is None else by_rows(np.asarray(cache.choices), cache)
         return _Stored(
             choices=choices,
             pages=np.asarray(pool)[0] if request.record_cache else None,

@@ -33,7 +33,9 @@ def refuse(
     return _refuse_scores(index_q, index_k, block_table) or _refuse_choice(**choice)
 
 
-def refuse_scores(index_q: Array, index_k: Source, block_table: Array, positions: Array):
+def refuse_scores(
+    index_q: Array, index_k: Source, block_table: Array, positions: Array
+) -> str | None:
     """A sentence for what scores alone are not for."""
     rows = index_q.shape[1] * index_q.shape[2]
     return _refuse_scores(index_q, index_k, block_table) or _refuse_rows(rows)

@@ -85,12 +85,11 @@ class ModelDevice:
             proposal = no_proposal(loaded.model, drafter, slots.num_slots)
             slots = replace(slots, proposal=proposal)
         cache = Cache.empty(loaded.layout, num_blocks, loaded.mesh, loaded.page_ranks)
-        masks = np.zeros(self._residency.mask_shape, np.uint32)
         self._kept = Kept(
             self._programs,
             self._weights,
             State(cache=cache, slots=by_rank(slots, loaded.mesh)),
-            by_rank(masks, loaded.mesh),
+            by_rank(np.zeros(self._residency.mask_shape, np.uint32), loaded.mesh),
             others,
         )
         self._calls = StepCalls(

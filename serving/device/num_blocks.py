@@ -26,7 +26,8 @@ def num_blocks_for(
     if config.block_size != block_size:
         raise ValueError(
             f"block_size={config.block_size}, but this model chooses blocks of "
-            f"{loaded.layout.block_size} tokens, and {loaded.page_ranks} ranks share them out"
+            f"{loaded.layout.block_size} tokens"
+            + (f", one for each of {loaded.page_ranks} ranks" if loaded.page_ranks > 1 else "")
         )
     if config.num_gpu_blocks_override is not None:
         num_blocks, source = config.num_gpu_blocks_override, "num_gpu_blocks_override says"

@@ -1,7 +1,7 @@
 """What this process has allocated, as glibc (2.33 or newer) counts it.
 
-The resident size says less: it grows when pages that were freed and given back to the system are
-used again, by 46 MB in one run of three minutes in which nothing was kept.
+The resident size says less: it grows when pages that were given back to the system are used again.
+After a `malloc_trim` the soak's grew by 55 MB in 90 s, in which this stayed within 11 MB.
 """
 
 import ctypes

@@ -43,7 +43,7 @@ def assert_own(prompt, whole: Whole) -> None:
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_f162_f163_a_record_is_that_of_the_countthrough_hits_preemptions_and_drafts(drafts):
+def test_f162_f163_a_record_is_that_of_the_tokens_through_hits_preemptions_and_drafts(drafts):
     async def test():
         async with running(20, num_speculative_tokens=drafts, max_num_seqs=6, **ON) as it:
             prompts = [list(range(i, i + length)) for i in (0, 1) for length in (1, 16, 40, 70)]
@@ -106,7 +106,7 @@ def test_rows_are_written_to_the_blocks_of_their_own_rank_and_padding_nowhere():
         records.of(0, [2, 1], 17)
 
 
-def test_a_block_of_ranks_that_share_out_pages_has_the_countof_each_one_after_another():
+def test_a_block_of_ranks_that_share_out_pages_has_the_tokens_of_each_one_after_another():
     records = RoutingRecords(small(2), num_ranks=1, num_blocks=2, page_ranks=2)
     experts = np.arange(20 * 4, dtype=np.uint8).reshape(20, 1, 4)
     count = np.arange(20)  # of the owned block 1, which is the model's blocks 2 and 3
